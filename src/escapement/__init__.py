@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from escapement.client.producing.groups import FollowUp, Group, GroupCompletion, Groups
     from escapement.client.producing.producer import Producer
     from escapement.client.producing.receipt import Pending, Receipt, Receipts
+    from escapement.client.producing.replace import Replace
     from escapement.client.selection import Selection
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
@@ -75,6 +76,7 @@ else:
         "escapement.client.producing.builder": ("MessageBuilder",),
         "escapement.client.producing.producer": ("Producer",),
         "escapement.client.producing.receipt": ("Pending", "Receipt", "Receipts"),
+        "escapement.client.producing.replace": ("Replace",),
         "escapement.client.administration.schedules": ("Schedule", "Schedules"),
         "escapement.client.selection": ("Selection",),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
@@ -145,6 +147,7 @@ __all__ = [
     "PublishedMessage",
     "Receipt",
     "Receipts",
+    "Replace",
     "Schedule",
     "Schedules",
     "Selection",

@@ -23,18 +23,21 @@ NO_DIGEST: Final = bytes(16)
 Digests = npt.NDArray[np.void]
 
 
-def digest(key: str) -> bytes:
+def digest(key: str, name: str = "dedup key") -> bytes:
     """Return the digest of a dedup key.
+
+    Args:
+      name: what the key is called in error messages.
 
     Raises:
       InvalidRequest: if the key is not a str, is empty, or cannot be encoded as UTF-8.
     """
     if not isinstance(key, str) or not key:
-        raise InvalidRequest(f"a dedup key must be a str that is not empty, not {key!r}")
+        raise InvalidRequest(f"a {name} must be a str that is not empty, not {key!r}")
     try:
         text = key.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"the dedup key {key!r} cannot be encoded as UTF-8") from None
+        raise InvalidRequest(f"the {name} {key!r} cannot be encoded as UTF-8") from None
     return blake2b(text, digest_size=DIGEST.itemsize).digest()
 
 

@@ -129,6 +129,10 @@ class BrokerLimits:
     # -- dedup keys
     dedup_keys: int = 4_000_000  # keys of all topics, 32 bytes each; then new keys are refused
 
+    # -- replace keys
+    # Pending messages of all topics that have one, 48 bytes each; then new ones are refused.
+    replace_keys: int = 1_000_000
+
     # -- time
     max_sleep_s: float = 0.5  # the time within which a jump of the wall clock is noticed
     stop_timeout_s: float = 8.0  # the time for commits and the last checkpoint of a stop

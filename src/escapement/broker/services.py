@@ -33,6 +33,7 @@ from escapement.broker.metering.totals import Totals
 from escapement.broker.outbox.relays import Relays
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.publishing.replacing import Replacing
 from escapement.broker.publishing.rescheduling import Rescheduling
 from escapement.broker.recovery.activation import Activation
 from escapement.broker.recovery.passivator import Passivator
@@ -67,6 +68,7 @@ from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
+from escapement.storage.encoding.replace_keys import REPLACE_KEY_BYTES
 from escapement.storage.engine.base import Engine
 
 _log = EventLog(__name__)
@@ -116,6 +118,7 @@ class Services:
             moves=state.moves,
             attempts=state.attempts,
             keys=state.keys,
+            replace_keys=state.replace_keys,
             members=state.members,
             completions=state.completions,
         )
@@ -188,6 +191,10 @@ class Services:
             clock,
             {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
             {id: Parts.of(stored) for id, stored in ground.state.keys.items()},
+            {
+                id: Parts.of(stored, REPLACE_KEY_BYTES)
+                for id, stored in ground.state.replace_keys.items()
+            },
         )
         self.checkpointer = Checkpointer(
             engine,
@@ -305,8 +312,15 @@ class Services:
             self._runners.tables,
         )
         self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
+        replacing = Replacing(self.registry, self.pump, self.reader, clock, self._appended)
         self.publishing = Publishing(
-            self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
+            self.registry,
+            self.pipeline,
+            self._backlogs,
+            self.checkpointer,
+            clock,
+            config.limits,
+            replacing,
         )
         self.amending = Amending(self.registry, self.pipeline, self.pump, self.reader)
         self.rescheduling = Rescheduling(

@@ -25,8 +25,9 @@ from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.commit.group import Group, Moved, Restated, TopicGroup
-from escapement.storage.commit.items import Acks
+from escapement.storage.commit.items import Acks, Replaced
 from escapement.storage.index import DelayedIndex
+from escapement.storage.journal.entry import cancellations_id
 from escapement.storage.state.checkpoint import ProducerRow
 
 
@@ -159,6 +160,9 @@ class Settlement:
         topic = self._registry.active.get(part.topic_id)  # None: the topic was deleted meanwhile
         publications: list[Publication] = [append.context for append in part.appends]
         if topic is not None:
+            replaced = part.replaced
+            if replaced is not None:
+                topic.amendments.replaced(replaced.cancelled)
             if len(part.due_ms):
                 self._totals.published += len(part.due_ms)
                 batches = [publication.batch for publication in publications]
@@ -169,8 +173,11 @@ class Settlement:
             if keys is not None:
                 topic.dedup.store(keys)
                 self._progress.keyed.add(topic.id)
-        for publication, base_offset in zip(publications, part.base_offsets, strict=True):
-            publication.committed(base_offset)
+            if replaced is not None:
+                self._replace(topic, replaced, now_ms)
+        for append, base_offset in zip(part.appends, part.base_offsets, strict=True):
+            publication: Publication = append.context
+            publication.committed(base_offset, part.previous_of(append, base_offset))
             producer = publication.producer
             if producer is not None:
                 self._progress.producers[producer.id] = ProducerRow(
@@ -178,6 +185,14 @@ class Settlement:
                 )
         if topic is not None:
             self._on_appended(topic)
+
+    def _replace(self, topic: Topic, replaced: Replaced, now_ms: int) -> None:
+        """Note what became of messages with replace keys, which are durable now."""
+        self._totals.cancelled += len(replaced.cancelled)
+        topic.replace_keys.store(replaced.keys, now_ms)
+        self._progress.replacing.add(topic.id)
+        if len(replaced.cancelled):
+            self._tell_groups(Acks(topic.id, cancellations_id(topic.id), replaced.cancelled), None)
 
 
 def _leaves_a_range(topic: Topic, moved: Moved) -> bool:

@@ -40,6 +40,7 @@ from escapement.protocol.limits import (
     MAX_TABLE_FIELDS,
     MAX_TOPIC_CHARS,
 )
+from escapement.replacement import FIRST
 from escapement.traits import KeyRange, check_key_range
 
 
@@ -344,6 +345,9 @@ PlainValue = Annotated[Any, Plain()]
 Int64Column = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=0)]
 OptionalInt64Column = Annotated[
     Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=-1, optional=True)
+]
+ReplaceModes = Annotated[
+    Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=FIRST, optional=True)
 ]
 AttemptColumn = Annotated[
     npt.NDArray[np.uint16] | None, Column(np.dtype("<u2"), MAX_BATCH_MESSAGES, optional=True)

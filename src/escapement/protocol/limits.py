@@ -68,3 +68,5 @@ LIMIT_FRAME_BYTES: Final = "max_frame_bytes"
 LIMIT_BATCH_MESSAGES: Final = "max_batch_messages"
 LIMIT_BATCH_BYTES: Final = "max_batch_bytes"
 LIMIT_DELAY_MS: Final = "max_delay_ms"
+# Only a broker that knows replace keys announces it.
+LIMIT_REPLACE_KEYS: Final = "max_replace_keys"

@@ -2,8 +2,8 @@
 
 The *owner* of a row is a topic or a subscription, given by its id. Sets of offsets, and the due
 times of rescheduled messages, are divided by offset into *chunks*. When a chunk changes, its row is
-replaced. Attempts and dedup keys are stored in *parts*. Each checkpoint adds a part with the
-changes, and a part overrides those with lower numbers.
+replaced. Attempts, dedup keys and replace keys are stored in *parts*. Each checkpoint adds a part
+with the changes, and a part overrides those with lower numbers.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ MOVES: Final = DataTable("moves", ("topic_id", "chunk"), _CHUNKS_AT_ONCE)
 ARCHIVED_CHUNKS: Final = DataTable("archived_chunks", ("topic_id", "chunk"), _CHUNKS_AT_ONCE)
 ATTEMPTS: Final = DataTable("attempts", ("subscription_id", "part"), _PARTS_AT_ONCE)
 DEDUP_KEYS: Final = DataTable("dedup_keys", ("topic_id", "part"), _PARTS_AT_ONCE)
+REPLACE_KEYS: Final = DataTable("replace_keys", ("topic_id", "part"), _PARTS_AT_ONCE)
 GROUP_MEMBERS: Final = DataTable(
     "group_members", ("topic_id", "group_name", "chunk"), _CHUNKS_AT_ONCE, (_LEAST, "", _LEAST)
 )

@@ -199,6 +199,7 @@ class Consuming:
         """Replace a subscription's runtime after a seek, whose new record is durable."""
         old = topic.subscription(record.name)
         assert old is not None, "a seek and a delete are never under way together"
+        topic.replace_keys.purge(self._clock.now_ms())
         new = self._activation.replace_subscription(topic, old, record)
         for consumer in new.consumers:
             consumer.outlet.rewound(consumer.wire_id, record.id)
@@ -307,6 +308,7 @@ class Consuming:
 
     def dismiss(self, topic: Topic, subscription: Subscription, error: EscapementError) -> None:
         """Stop serving a deleted subscription, and close its consumers with ``error``."""
+        topic.replace_keys.purge(self._clock.now_ms())
         topic.remove(subscription.record.name)
         self._activation.subscriptions.pop(subscription.record.id, None)
         for consumer in list(subscription.consumers):

@@ -10,6 +10,9 @@ delivery order. The key in ``moves`` is current, and the others are *stale*. Whi
 made durable, the message is *withheld*: it is delivered neither at its old due time nor at its new
 one.
 
+A *replaced* message is cancelled together with the storing of the message that takes its place. If
+that message is refused, the replaced one is restored. Until then it counts as cancelled.
+
 A change does not remove keys from timing wheels or from windows that are being read. Instead, all
 code that takes keys from there calls ``deliverable``, which returns the keys that may be delivered.
 So the cost of a change depends on the number of changed messages, not on the number of pending
@@ -31,12 +34,14 @@ from escapement.storage.offsets import OffsetSet
 class Amendments:
     """The changes to one topic's messages. A topic without changes pays no cost for them."""
 
-    __slots__ = ("cancelled", "moves", "repeating", "withheld")
+    __slots__ = ("cancelled", "moves", "repeating", "replacing", "withheld")
 
     def __init__(self) -> None:
         self.cancelled = Cursor()
         self.moves = Moves()
         self.withheld = OffsetSet()
+        # Messages that are being replaced: cancelled, but restored if the new message is refused.
+        self.replacing = OffsetSet()
         # Whether the wheel may have a key twice, because a message was moved away and back again.
         self.repeating = False
 
@@ -90,6 +95,45 @@ class Amendments:
             return None
         gone = self.cancelled.contains_durably(offsets)
         return gone if gone.any() else None
+
+    # -- replacing -----------------------------------------------------------------
+
+    def replace(self, offsets: Int64s) -> None:
+        """Cancel messages while others that replace them are stored.
+
+        ``replaced`` or ``restore`` must follow.
+        """
+        self.cancelled.take(offsets)
+        self.replacing.add(offsets)
+
+    def replaced(self, offsets: Int64s) -> None:
+        """Make messages durably cancelled: the messages that replace them are durable."""
+        self.replacing.discard(offsets)
+        self.cancelled.add(offsets)
+        self.cancelled.committed(offsets)
+
+    def restore(self, offsets: Int64s) -> Bools:
+        """Undo the cancellation of replaced messages, except those that a client cancelled since.
+
+        Returns:
+          Which messages are restored; bool[n].
+        """
+        restored = self.replacing.contains(offsets)
+        self.replacing.discard(offsets)
+        self.cancelled.give_back(offsets[restored])
+        self.repeating = True
+        return restored
+
+    def claim(self, offsets: Int64s) -> Int64s:
+        """Return which messages are being replaced. They stay cancelled, whatever happens.
+
+        The caller must make their cancellation durable.
+        """
+        if not len(self.replacing):
+            return offsets[:0]
+        claimed = offsets[self.replacing.contains(offsets)]
+        self.replacing.discard(claimed)
+        return claimed
 
     # -- moving --------------------------------------------------------------------
 

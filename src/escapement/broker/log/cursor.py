@@ -39,6 +39,12 @@ class Cursor(OffsetSet):
         """Mark offsets as durable."""
         self.undurable.discard(offsets)
 
+    def give_back(self, offsets: Int64s) -> None:
+        """Remove offsets that were taken, and whose group certainly does not become durable."""
+        assert self.undurable.contains(offsets).all(), "a durable offset was given back"
+        self.undurable.discard(offsets)
+        self.discard(offsets)
+
     def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
         """Return the changed rows, for a checkpoint to write.
 

@@ -136,17 +136,21 @@ class Amending:
         """
         open_offsets = wanted[outcome.statuses == AmendStatus.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
+        claimed = topic.amendments.claim(open_offsets)
         if len(fresh):
             past.record(topic.subscriptions(), fresh)
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)
         elif not (
-            topic.amendments.cancelled.undurable.intersects(open_offsets)
+            len(claimed)
+            or topic.amendments.cancelled.undurable.intersects(open_offsets)
             or topic.is_settling(wanted[outcome.statuses == AmendStatus.OVER])
         ):
             tell()
             return
-        self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, lambda _: tell()))
+        # Claimed messages are cancelled by a replacement that may still fail.
+        offsets = np.union1d(fresh, claimed) if len(claimed) else fresh
+        self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), offsets, lambda _: tell()))
 
     def _withdraw(self, topic: Topic, offsets: Int64s) -> None:
         """Remove cancelled messages from each subscription, except those that it has delivered."""

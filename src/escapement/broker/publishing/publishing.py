@@ -13,6 +13,7 @@ from collections.abc import Callable
 import trio
 
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.publishing.replacing import Replacing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.backlogs import Backlogs
 from escapement.broker.topic.handles import ProducerHandle
@@ -48,6 +49,7 @@ class Publishing:
         checkpointer: Checkpointer,
         clock: Clock,
         limits: BrokerLimits,
+        replacing: Replacing,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
@@ -55,6 +57,7 @@ class Publishing:
         self._checkpointer = checkpointer
         self._clock = clock
         self._limits = limits
+        self._replacing = replacing
         self._moved = trio.lowlevel.ParkingLot()
 
     # -- producers -------------------------------------------------------------
@@ -101,6 +104,10 @@ class Publishing:
         """Wake the tasks that wait for batches in progress: some were committed or refused."""
         self._moved.unpark_all()
 
+    async def progress(self) -> None:
+        """Wait until some batches in progress are committed or refused."""
+        await self._moved.park()
+
     def close(self, handle: ProducerHandle) -> None:
         """Release a producer whose connection ends. Its batches in progress continue."""
         if handle.producer.holder is handle:
@@ -112,7 +119,7 @@ class Publishing:
     def must_wait(self, topic: Topic) -> bool:
         """Return whether a batch may have to wait before it is published.
 
-        If not, ``turn``, ``room`` and ``weigh`` would return at once.
+        If not, ``turn``, ``ready``, ``room`` and ``weigh`` would return at once.
         """
         policy = topic.policy
         return (
@@ -120,7 +127,17 @@ class Publishing:
             or bool(policy.max_publish_rate or policy.max_publish_rate_per_producer)
             or not self._pipeline.has_room
             or self._checkpointer.is_full
+            or topic.replace_keys.unchecked
         )
+
+    async def ready(self, topic: Topic) -> None:
+        """Check once after a start that the log still has the messages of replace keys.
+
+        Raises:
+          StorageUnavailable: the database cannot be reached.
+        """
+        if topic.replace_keys.unchecked:
+            await self._replacing.check(topic)
 
     async def room(self) -> None:
         """Wait until the pipeline and the index have room for a batch."""
@@ -174,7 +191,8 @@ class Publishing:
           DelaysDisabled, DelayTooLong, DelayTooShort: its times are refused; nothing has changed.
           InvalidRequest: a delay or time is negative.
           ProducerFenced, SequenceGap, Busy: its producer or its sequence number is refused.
-          Busy, LimitExceeded: the broker cannot remember more dedup keys, or the topic more groups.
+          Busy, LimitExceeded: the broker cannot remember more dedup keys or replace keys, or the
+            topic more groups.
           NotFound, Busy: its topic was deleted, or is being deleted.
           GroupClosed: one of its messages names a closed group.
           BacklogFull: the topic's backlog has reached its quota.
@@ -193,6 +211,7 @@ class Publishing:
         if known:
             publication.trim(known)
         self.sort_out(topic, publication)
+        replacing = self._replacing.of(topic, publication)
         # Only now, because a repeated batch that is stored already may have come too near its time.
         publication.times = self.obeying(topic, publication.times, len(publication.batch))
         members = members_of(publication.batch.groups)
@@ -216,6 +235,7 @@ class Publishing:
             digests=publication.new_digests,
             members=members,
             opens=producer.stores(topic.id),
+            replacing=replacing,
         )
         try:
             self._pipeline.submit(append)

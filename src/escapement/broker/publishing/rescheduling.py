@@ -170,7 +170,7 @@ class Rescheduling:
         return offsets, count, outcome
 
     async def _read(self, topic: Topic, offsets: Int64s) -> tuple[Published, int]:
-        """Read the first of some messages when no other request is moving them.
+        """Read the first of some messages when no other request is moving or replacing them.
 
         The caller must submit them without waiting, because their memory counts only from then on.
 
@@ -186,10 +186,15 @@ class Rescheduling:
                     await self._publishing.room()
                     moves = topic.amendments.moves
                     found, count = await self._log.published(topic.id, offsets, moves)
-            if not topic.amendments.withheld.intersects(found.offsets):
+            amendments = topic.amendments
+            if amendments.replacing.intersects(found.offsets):
+                del found
+                await self._publishing.progress()
+            elif amendments.withheld.intersects(found.offsets):
+                del found
+                await self._moved.park()
+            else:
                 return found, count
-            del found
-            await self._moved.park()
 
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
         """Wait until the expiry or drop of these lapsed messages is durable."""

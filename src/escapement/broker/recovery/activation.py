@@ -16,7 +16,8 @@ from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Environment, Subscription
-from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
+from escapement.broker.topic.dedup_keys import DedupKeys
+from escapement.broker.topic.key_store import KeyBudget
 from escapement.broker.topic.passive_topics import PassiveTopics, Remains
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
@@ -67,6 +68,7 @@ class Activation:
         self._limits = limits
         self._budget = WindowBudget(limits.window_messages)
         self._key_budget = KeyBudget(limits.dedup_keys)
+        self._replace_budget = KeyBudget(limits.replace_keys)
         self._rng = rng
         self._passive = passive_topics
         self._end_offsets = end_offsets
@@ -99,6 +101,7 @@ class Activation:
             self._index,
             self._budget,
             DedupKeys(self._key_budget),
+            self._replace_budget,
         )
         self._passive.move_topic(topic)
         self._pipeline.open_topic(record.id, end)

@@ -69,6 +69,7 @@ class Replay:
         self._replay_lags()
         self._replay_attempts()
         self._replay_keys()
+        self._replay_replace_keys()
         self._replay_groups()
         await self._replay_rows()
         self._progress.positions.update(state.journal_ends)
@@ -144,6 +145,18 @@ class Replay:
                 if (topic := self._topic(topic_id)) is not None:
                     topic.dedup.recover(keys)
                     self._progress.keyed.add(topic_id)
+
+    def _replay_replace_keys(self) -> None:
+        # Activate topics with replace keys, because a passive topic has none.
+        for topic_id in self._passive.replacing_topics:
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+                self._progress.replacing.add(topic_id)
+        for row in self._ground.tail.rows:
+            for topic_id, keys in row.entry.replaceable:
+                if (topic := self._topic(topic_id)) is not None:
+                    topic.replace_keys.recover(keys)
+                    self._progress.replacing.add(topic_id)
 
     def _replay_groups(self) -> None:
         for topic_id in self._passive.closed_topics:

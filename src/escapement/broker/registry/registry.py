@@ -296,6 +296,7 @@ class Registry:
             self._subscriptions.pop(topic.id, None)
             del self.active[topic.id]
             topic.dedup.drop()
+            topic.replace_keys.drop()
 
     # -- subscriptions ----------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
 from escapement.broker.topic.handles import ProducerHandle
-from escapement.broker.topic.publication import Publication, Stored
+from escapement.broker.topic.publication import Publication, ReplaceColumns, Stored
 from escapement.errors import AccessDenied, EscapementError
 from escapement.names import anonymous_name
 from escapement.protocol import commands as wire
@@ -112,6 +112,7 @@ class Producers(RequestHandler):
             handle = self._handles.get(producer_id)
             if publishing.must_wait(handle.topic):
                 await publishing.turn(handle, command.sequence, count, command.after)
+                await publishing.ready(handle.topic)
                 await publishing.room()
                 await publishing.weigh(self._handles.get(producer_id).topic)
                 handle = self._handles.get(producer_id)  # it may have been fenced meanwhile
@@ -125,6 +126,7 @@ class Producers(RequestHandler):
                 done=lambda stored: self._receipt(command, count, size_bytes, stored),
                 failed=lambda error: self._refusal(command, size_bytes, error),
                 digests=command.dedup,
+                replace=_replace_columns(command),
             )
             self._unconfirmed_bytes += size_bytes
             try:
@@ -151,3 +153,10 @@ class Producers(RequestHandler):
     def _confirm(self, size_bytes: int) -> None:
         self._unconfirmed_bytes -= size_bytes
         self._confirmed.set()
+
+
+def _replace_columns(command: wire.Publish) -> ReplaceColumns | None:
+    if command.replace is None:
+        return None
+    assert command.replace_modes is not None, "checked when the command was read"
+    return ReplaceColumns(command.replace, command.replace_modes)

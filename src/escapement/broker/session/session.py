@@ -44,6 +44,7 @@ from escapement.protocol.limits import (
     LIMIT_BATCH_MESSAGES,
     LIMIT_DELAY_MS,
     LIMIT_FRAME_BYTES,
+    LIMIT_REPLACE_KEYS,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -215,6 +216,7 @@ class Session:
                     LIMIT_BATCH_MESSAGES: MAX_BATCH_MESSAGES,
                     LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
                     LIMIT_DELAY_MS: self._limits.max_delay_ms,
+                    LIMIT_REPLACE_KEYS: self._limits.replace_keys,
                 }
                 identity = self._broker.identity
                 self._outbound.send(

@@ -205,6 +205,11 @@ class OrderedSubscription(Subscription):
                 self._take_out(rows.offsets[over])
                 self.expire(rows.pick(over))
 
+    def restore(self, offsets: Int64s, due_ms: Int64s) -> None:
+        """Read messages again whose cancellation was undone."""
+        self.due_again(offsets, due_ms)
+        self._rewind_to(int(offsets.min()))
+
     def due_again(self, offsets: Int64s, due_ms: Int64s) -> None:
         """Note the due times of messages that were given back or moved, so that they can expire."""
         if self.expiry.ttl_ms:

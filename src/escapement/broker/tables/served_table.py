@@ -18,7 +18,8 @@ from escapement.broker.tables.known_priorities import KnownPriorities
 from escapement.broker.tables.polling import Pace
 from escapement.broker.tables.ranking import Ranking, priority_traits
 from escapement.broker.tables.table_subscription import SUBSCRIPTION, TableSubscription
-from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
+from escapement.broker.topic.dedup_keys import DedupKeys
+from escapement.broker.topic.key_store import KeyBudget
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.errors import EscapementError
@@ -95,6 +96,7 @@ class ServedTable:
             index,
             budget,
             DedupKeys(KeyBudget(0)),
+            KeyBudget(0),
         )
         self.topic.frame_messages = table.directives.batch_size
         record = SubscriptionRecord(

@@ -6,8 +6,7 @@ commit pipeline until the message is stored or refused. A message with a stored 
 duplicate and is not stored again. The answer to a duplicate of a waiting key waits too, behind the
 first message in the same lane. If that message is refused, the duplicate is refused too.
 
-Stored keys are in *runs*: columns sorted by the first half of the digest. Small runs are merged
-into larger ones, so looking up a batch takes one ``searchsorted`` in each of a few runs. A topic
+A :class:`~escapement.broker.topic.key_store.KeyStore` has the stored keys. A topic
 forgets a key when the topic's dedup window has passed since the message was published. The memory
 of the key is freed at most a sixteenth of a window later, when a message is published to the topic
 or a checkpoint is written. All topics share a bound on the number of their keys. At the bound,
@@ -19,13 +18,14 @@ Pure: time arrives as an argument. A topic without dedup keys costs nothing.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from escapement.dedup import DIGEST, NO_DIGEST, Digests, halves
+from escapement.broker.topic.key_store import KeyBudget, KeyStore
+from escapement.dedup import DIGEST, NO_DIGEST, Digests
 from escapement.errors import Busy, LimitExceeded
-from escapement.message import Bools, Int64s, UInt64s
+from escapement.message import Int64s
 from escapement.storage.encoding.dedup_keys import KeyTable
 
 # Results of ``sort_out``: NEW for a message to be stored, WAITING for a duplicate of a message that
@@ -33,70 +33,23 @@ from escapement.storage.encoding.dedup_keys import KeyTable
 NEW: Final = -1
 WAITING: Final = -2
 
-# The largest run that a merge may produce. Sorting a run of this size takes about a millisecond.
-_RUN_KEYS: Final = 1 << 18
-# The most keys in one row of a checkpoint.
-_PIECE_KEYS: Final = 1 << 16
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 
 
-class KeyBudget:
-    """The number of dedup keys that all topics have together, and the limit on it."""
-
-    __slots__ = ("limit", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-
-class _Run(NamedTuple):
-    """Stored keys sorted by the first half of their digests; columns of equal length."""
-
-    first: UInt64s  # the digest's first half
-    second: UInt64s
-    offsets: Int64s
-    published_ms: Int64s
-
-    @classmethod
-    def of(cls, table: KeyTable) -> _Run:
-        parts = halves(table.digests)
-        # A stable sort is fast here, because it merges the sorted parts of the table.
-        order = np.argsort(parts[:, 0], kind="stable")
-        return cls(
-            parts[order, 0], parts[order, 1], table.offsets[order], table.published_ms[order]
-        )
-
-    def take(self, rows: Bools) -> _Run:
-        return _Run(
-            self.first[rows], self.second[rows], self.offsets[rows], self.published_ms[rows]
-        )
-
-    def table(self) -> KeyTable:
-        digests = np.stack([self.first, self.second], axis=1).view(DIGEST).reshape(-1)
-        return KeyTable(digests, self.offsets, self.published_ms)
-
-
-class DedupKeys:
+class DedupKeys(KeyStore[KeyTable]):
     """The dedup keys of one topic."""
 
-    __slots__ = ("_budget", "_loaded_to", "_oldest_ms", "_runs", "_unstated", "_waiting")
+    __slots__ = ("_oldest_ms", "_waiting")
 
     def __init__(self, budget: KeyBudget) -> None:
-        self._budget = budget
-        self._runs: list[_Run] = []
-        self._unstated: list[KeyTable] = []  # keys stored since the last checkpoint, by offset
+        super().__init__(KeyTable, budget)
         self._waiting: set[bytes] = set()
-        self._oldest_ms = 0  # the earliest publication time of all keys in the runs
-        self._loaded_to = -1  # the highest offset whose key was loaded from the checkpoint
-
-    def __len__(self) -> int:
-        return sum(len(run.offsets) for run in self._runs)
+        self._oldest_ms = 0  # the earliest publication time of all stored keys
 
     @property
     def is_used(self) -> bool:
         """Whether the topic has keys, stored or waiting."""
-        return bool(self._runs or self._waiting or self._unstated)
+        return bool(self._waiting) or super().is_used
 
     # -- publishing ----------------------------------------------------------------
 
@@ -158,8 +111,7 @@ class DedupKeys:
     def store(self, table: KeyTable) -> None:
         """Store waiting keys, whose messages are now durable. Every row must have a key."""
         self._waiting.difference_update(table.digests.tolist())
-        self._unstated.append(table)
-        self._add(table)
+        self.add(table)
 
     # -- looking up ----------------------------------------------------------------
 
@@ -170,13 +122,7 @@ class DedupKeys:
           digests: the digests of the keys, V16[n].
           since_ms: ignore keys of messages published at or before this time.
         """
-        found = np.full(len(digests), -1, np.int64)
-        if self._runs:
-            parts = halves(digests)
-            first, second = np.ascontiguousarray(parts[:, 0]), parts[:, 1]
-            for run in self._runs:
-                _find(run, first, second, since_ms, found)
-        return found
+        return self.find_rows(digests, since_ms)[0]
 
     # -- forgetting ----------------------------------------------------------------
 
@@ -188,88 +134,20 @@ class DedupKeys:
         """Remove all keys older than the dedup window, if ``is_stale`` says that it is time."""
         if not self.is_stale(now_ms, window_ms):
             return
-        before = len(self)
-        kept = [run.take(run.published_ms > now_ms - window_ms) for run in self._runs]
-        self._runs = [run for run in kept if len(run.offsets)]
-        self._oldest_ms = min((int(run.published_ms.min()) for run in self._runs), default=0)
-        self._budget.used -= before - len(self)
+        self.keep(lambda run: run.numbers[1] > now_ms - window_ms)
+        self._oldest_ms = min((int(run.numbers[1].min()) for run in self._runs), default=0)
 
     def drop(self) -> None:
-        """Remove all keys and give back their share of the budget: the topic was deleted."""
-        self._budget.used -= len(self) + len(self._waiting)
-        self._budget = KeyBudget(0)
-        self._runs = []
+        self._budget.used -= len(self._waiting)
+        super().drop()
 
-    # -- what checkpoints write, and a start reads -----------------------------------
-
-    def take_unstated(self) -> list[KeyTable]:
-        """Return the keys stored since the last checkpoint, in pieces of bounded size."""
-        tables, self._unstated = self._unstated, []
-        return _pieces(KeyTable.concat(tables)) if tables else []
-
-    def all_keys(self) -> list[KeyTable]:
-        """Return all stored keys, in pieces of bounded size, for a checkpoint to write."""
-        self._unstated = []
-        return [piece for run in self._runs for piece in _pieces(run.table())]
-
-    def load(self, table: KeyTable) -> None:
-        """Add keys from a checkpoint."""
-        self._budget.used += len(table.offsets)
-        self._loaded_to = max(self._loaded_to, int(table.offsets.max(initial=-1)))
-        self._add(table)
-
-    def recover(self, table: KeyTable) -> None:
-        """Add keys from the journal, except those that ``load`` added from the checkpoint."""
-        fresh = table.offsets > self._loaded_to
-        if fresh.any():
-            table = table.take(fresh)
-            self._budget.used += len(table.offsets)
-            self._unstated.append(table)
-            self._add(table)
-
-    def _add(self, table: KeyTable) -> None:
-        if not len(table.offsets):
-            return
-        oldest_ms = int(table.published_ms.min())
-        self._oldest_ms = min(self._oldest_ms, oldest_ms) if self._runs else oldest_ms
-        self._runs.append(_Run.of(table))
-        while len(self._runs) > 1:
-            one, other = self._runs[-2:]
-            together = len(one.offsets) + len(other.offsets)
-            if len(one.offsets) > 2 * len(other.offsets) or together > _RUN_KEYS:
-                return
-            self._runs[-2:] = [_Run.of(KeyTable.concat([one.table(), other.table()]))]
-
-
-def _find(run: _Run, first: UInt64s, second: UInt64s, since_ms: int, found: Int64s) -> None:
-    """Update ``found`` with the highest offset at which the run has each key.
-
-    Costs O(n log run), and more if many keys of the run have the same first half.
-
-    Args:
-      first, second: the halves of the digests to find.
-      since_ms: ignore keys of messages published at or before this time.
-      found: the highest offset found so far for each digest, or -1.
-    """
-    at = np.searchsorted(run.first, first)
-    rows = np.flatnonzero(at < len(run.first))
-    while len(rows):
-        rows = rows[run.first[at[rows]] == first[rows]]
-        run_rows = at[rows]
-        same = (run.second[run_rows] == second[rows]) & (run.published_ms[run_rows] > since_ms)
-        hits = rows[same]
-        found[hits] = np.maximum(found[hits], run.offsets[run_rows[same]])
-        at[rows] += 1
-        rows = rows[at[rows] < len(run.first)]
+    def _insert(self, table: KeyTable) -> None:
+        if len(table.offsets):
+            oldest_ms = int(table.published_ms.min())
+            self._oldest_ms = min(self._oldest_ms, oldest_ms) if self._runs else oldest_ms
+        super()._insert(table)
 
 
 def _keys(digests: Digests) -> list[bytes]:
     keys: list[bytes] = digests[digests != _NO_DIGEST].tolist()
     return keys
-
-
-def _pieces(table: KeyTable) -> list[KeyTable]:
-    return [
-        table.take(slice(low, low + _PIECE_KEYS))
-        for low in range(0, len(table.offsets), _PIECE_KEYS)
-    ]

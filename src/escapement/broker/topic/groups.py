@@ -289,8 +289,12 @@ class Groups:
         members = self.members.get(completion.group)
         if members is None:
             return iter(())
-        kept = subscription.kept() if len(amendments.cancelled) else subscription.held
-        return members.left(subscription.acked, amendments.cancelled, kept, highest)
+        cancelled: OffsetSet = amendments.cancelled
+        if len(amendments.replacing):  # the cancellation of these may be undone
+            cancelled = cancelled.copy()
+            cancelled.difference_update(amendments.replacing)
+        kept = subscription.kept() if len(cancelled) else subscription.held
+        return members.left(subscription.acked, cancelled, kept, highest)
 
     # -- what checkpoints write, and a start reads -------------------------------
 

@@ -3,9 +3,9 @@
 A *passive* topic exists but has no runtime. The *runtime* of an active topic is its
 :class:`~escapement.broker.topic.topic.Topic` with its subscriptions, about 18 KiB. A passive topic
 has instead the *rows* that checkpoints write to the database: sets of acknowledged and cancelled
-offsets, the new due times of moved messages, attempts, dedup keys and groups. At a start, recovery
-fills :class:`PassiveTopics` from the database. The passivator adds each topic that it makes
-passive. When a topic becomes active, its rows are moved into its runtime.
+offsets, the new due times of moved messages, attempts, dedup keys, replace keys and groups. At a
+start, recovery fills :class:`PassiveTopics` from the database. The passivator adds each topic that
+it makes passive. When a topic becomes active, its rows are moved into its runtime.
 
 Invariant: for each topic, either its runtime or ``PassiveTopics`` has the rows, never both.
 
@@ -26,6 +26,7 @@ from escapement.storage.catalog.catalog import SubscriptionRecord, TopicRecord
 from escapement.storage.data_table import loaded
 from escapement.storage.encoding.attempts import decode_attempts
 from escapement.storage.encoding.dedup_keys import decode_keys
+from escapement.storage.encoding.replace_keys import decode_replace_keys
 from escapement.storage.inbox.event_group import Completion
 from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.offsets import OffsetSet
@@ -64,6 +65,7 @@ class PassiveTopics:
       moves: rows with the due times of moved messages, by topic id.
       attempts: rows of delivery attempts, by subscription id.
       keys: rows of dedup keys, by topic id.
+      replace_keys: rows of replace keys, by topic id.
       members: the messages of groups, by topic id.
       completions: the completions of groups, by topic id.
     """
@@ -75,6 +77,7 @@ class PassiveTopics:
         moves: NumberedRows,
         attempts: NumberedRows,
         keys: NumberedRows,
+        replace_keys: NumberedRows,
         members: dict[int, list[MemberRow]],
         completions: dict[int, list[Completion]],
     ) -> None:
@@ -82,6 +85,7 @@ class PassiveTopics:
         self._moves = moves
         self._attempts = attempts
         self._keys = keys
+        self._replace_keys = replace_keys
         self._members = members
         self._completions = completions
         self._figures: dict[int, Figures] = {}  # by topic id
@@ -94,6 +98,11 @@ class PassiveTopics:
     def keyed_topics(self) -> list[int]:
         """The ids of passive topics with dedup keys."""
         return list(self._keys)
+
+    @property
+    def replacing_topics(self) -> list[int]:
+        """The ids of passive topics with replace keys."""
+        return list(self._replace_keys)
 
     @property
     def closed_topics(self) -> list[int]:
@@ -111,6 +120,8 @@ class PassiveTopics:
         id = topic.id
         for _, data in self._keys.pop(id, []):
             topic.dedup.load(decode_keys(data))
+        for _, data in self._replace_keys.pop(id, []):
+            topic.replace_keys.load(decode_replace_keys(data))
         self._move_set(cancellations_id(id), topic.amendments.cancelled)
         loaded(self._moves.pop(id, []), topic.amendments.moves)
         topic.groups.load(self._members.pop(id, []), self._completions.pop(id, []))
@@ -209,7 +220,8 @@ def is_idle(topic: Topic) -> bool:
     """Return whether an active topic could become passive without loss of state.
 
     An idle topic has no client and no operation in progress. A topic with a time to live, a quota,
-    dedup keys, groups, a publish rate or an exclusive or failover subscription is never idle.
+    dedup keys, replace keys, groups, a publish rate or an exclusive or failover subscription is
+    never idle.
     """
     return not (
         topic.is_governed
@@ -217,6 +229,7 @@ def is_idle(topic: Topic) -> bool:
         or topic.retention.subscribing
         or topic.ordered
         or topic.dedup.is_used
+        or topic.replace_keys.is_used
         or len(topic.groups)
         or len(topic.amendments.withheld)
         or topic.archive_awaited_since_ms

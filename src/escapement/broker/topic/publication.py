@@ -34,12 +34,25 @@ class Stored(NamedTuple):
       offsets: the offset of each message, -1 if it is not known. None if ``base_offset`` says
         everything that is known.
       repeated: 1 for each message that was stored before, else 0; None if ``offsets`` is None.
+      previous: the offset of the message that each message replaced or gave way to, -1 if there is
+        none or it is not known; None if no message has a replace key.
     """
 
     base_offset: int
     duplicate: bool = False
     offsets: Int64s | None = None
     repeated: UInt8s | None = None
+    previous: Int64s | None = None
+
+
+class ReplaceColumns(NamedTuple):
+    """The digests of messages' replace keys (zero for none), and their modes.
+
+    See ``escapement.replacement``.
+    """
+
+    digests: Digests
+    modes: Int64s
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +73,7 @@ class Publication:
       done: called when the batch is durable.
       failed: called with the reason if the batch will not be stored.
       digests: the digests of the messages' dedup keys, V16[n].
+      replace: the replace keys of ``batch``.
     """
 
     sequence: int
@@ -70,6 +84,7 @@ class Publication:
     done: Callable[[Stored], None]
     failed: Callable[[EscapementError], None]
     digests: Digests | None = None
+    replace: ReplaceColumns | None = None
     producer: Producer | None = None
     known: int = 0  # how many messages at the start were stored before, by their sequence
     keys: DedupKeys | None = None  # the topic's dedup keys; None if the batch has none
@@ -121,21 +136,30 @@ class Publication:
 
     def _keep(self, rows: Int64s) -> None:
         self.batch = self.batch.take(rows)
+        if self.replace is not None:
+            digests, modes = self.replace
+            self.replace = ReplaceColumns(digests[rows], modes[rows])
         self.body = self.batch.encode() if len(rows) else b""
         if not len(rows):
             self.times = NO_TIMES
         elif self.times is not NO_TIMES:
             self.times = self.times.take(rows)
 
-    def committed(self, base_offset: int) -> None:
+    def committed(self, base_offset: int, previous: Int64s | None = None) -> None:
         """Report that the messages to be stored are durable, from ``base_offset`` on.
 
         All batches that entered the commit pipeline before this one are durable too.
+
+        Args:
+          previous: by message, the offset of the one that it replaced or gave way to, or -1.
         """
         if self.producer is not None:
             self.producer.committed(self.last_sequence, base_offset + len(self.batch) - 1)
+        if previous is not None:
+            previous = self._of_whole_batch(previous)
         if self.found is None:
-            self.done(Stored(-1 if self.known else base_offset, bool(self.known)))
+            first = -1 if self.known else base_offset
+            self.done(Stored(first, bool(self.known), previous=previous))
             return
         assert self.keys is not None
         assert self.digests is not None
@@ -152,8 +176,21 @@ class Publication:
                 True,
                 np.concatenate([np.full(before, -1), offsets]),
                 np.concatenate([np.ones(before, np.uint8), repeated.astype(np.uint8)]),
+                previous,
             )
         )
+
+    def _of_whole_batch(self, stored: Int64s) -> Int64s:
+        """Return a column of the stored messages for the batch as it arrived, with -1 for others.
+
+        Call it before ``committed`` fills in ``found``.
+        """
+        if self.found is not None:
+            new = self.found == NEW
+            column = np.full(len(new), -1)
+            column[new] = stored
+            stored = column
+        return np.concatenate([np.full(self.known, -1), stored]) if self.known else stored
 
     def refused(self, error: EscapementError) -> None:
         """Report that the batch is not stored and will not be."""

@@ -28,10 +28,12 @@ from escapement.broker.topic.backlog_size import Counted, is_governed, quota_of,
 from escapement.broker.topic.dedup_keys import DedupKeys
 from escapement.broker.topic.delivery_window import DeliveryWindow
 from escapement.broker.topic.groups import Groups
+from escapement.broker.topic.key_store import KeyBudget
 from escapement.broker.topic.message_sizes import Sizes
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.publish_rate import PublishRate
 from escapement.broker.topic.quota_watch import QuotaWatch
+from escapement.broker.topic.replace_keys import ReplaceKeys
 from escapement.broker.topic.retention import Retention
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.errors import NotFound
@@ -42,6 +44,7 @@ from escapement.storage.catalog.catalog import Namespace
 from escapement.storage.catalog.delay_policy import DelayPolicy
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.group import Moved, Restated
+from escapement.storage.encoding.replace_keys import ReplaceTable
 from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
 from escapement.storage.offsets import OffsetSet
 from escapement.timewheel import Entries
@@ -77,6 +80,7 @@ class Topic:
         "published",
         "quota",
         "quota_watch",
+        "replace_keys",
         "restatements",
         "retention",
         "shared",
@@ -94,6 +98,7 @@ class Topic:
         index: DeliveryOrder,
         budget: WindowBudget,
         dedup: DedupKeys,
+        replace_budget: KeyBudget,
     ) -> None:
         self.id = id
         self.name = name
@@ -113,6 +118,9 @@ class Topic:
         self.publish_rate = PublishRate()
         self.frame_messages: int | None = None  # the most messages of a frame; None: no own limit
         self.dedup = dedup
+        self.replace_keys = ReplaceKeys(
+            replace_budget, self.shared, self.ordered, self.amendments, next_offset
+        )
         self.backlog: Counted | None = None  # the last count of the backlog, for quotas
         self.quota_watch = QuotaWatch()
         self._obey()
@@ -357,6 +365,19 @@ class Topic:
         """Release withheld messages that keep their due times; offsets ascend."""
         self.amendments.release(offsets)
         self._arrive(due_ms, offsets, traits_of(batch), now_ms)
+
+    def restore(self, entries: ReplaceTable, now_ms: int) -> None:
+        """Offer messages again whose replacement was refused; offsets ascend.
+
+        Args:
+          entries: their entries, with their current due times.
+        """
+        entries = entries.take(self.amendments.restore(entries.offsets))
+        if len(entries.offsets):
+            for one in self.ordered.values():
+                one.restore(entries.offsets, entries.due_ms)
+            traits = entries.traits.astype(np.uint32)
+            self._arrive(entries.due_ms, entries.offsets, traits, now_ms)
 
     def relocate(self, restated: Restated) -> None:
         """Note where the log restates messages unchanged, so that their old rows can be deleted."""

@@ -159,6 +159,9 @@ class Forgetter:
             return False
         if not self._archive.concerned(held) <= to_archive:
             return False
+        for one in held:
+            if (topic := self._registry.active.get(one.topic_id)) is not None:
+                topic.replace_keys.purge(self._clock.now_ms())
         self._log.retire(oldest)
         self._held.pop(oldest.id, None)
         self._empty.clear()

@@ -17,4 +17,5 @@ class Progress:
     touched: set[int] = field(default_factory=set)  # ids of changed topics
     producers: dict[int, ProducerRow] = field(default_factory=dict)  # by producer id
     keyed: set[int] = field(default_factory=set)  # ids of topics that remember dedup keys
+    replacing: set[int] = field(default_factory=set)  # ids of topics that have replace keys
     lags: LagBook = field(default_factory=LagBook)

@@ -11,9 +11,9 @@ offsets, which change before the commit. Their rows leave out offsets that are n
 :class:`~escapement.broker.log.cursor.Cursor` asserts that. A message *lapses* if it expires or is
 dropped before a consumer gets it.
 
-Attempts and dedup keys are stored in numbered *parts*: each checkpoint adds one with the new
-attempts or keys. When there are many parts, or much of them is obsolete, everything is *rewritten*
-in new parts and the old ones are deleted.
+Attempts, dedup keys and replace keys are stored in numbered *parts*: each checkpoint adds one with
+the new attempts or keys. When there are many parts, or much of them is obsolete, everything is
+*rewritten* in new parts and the old ones are deleted.
 
 No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
 """
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.key_store import KeyStore, T
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
@@ -40,6 +41,7 @@ from escapement.storage.state.checkpoint import (
     ChunkRow,
     KeyPart,
     MemberRow,
+    ReplaceKeyPart,
     SubscriptionRow,
 )
 from escapement.storage.state.lag_table import LagRow
@@ -64,12 +66,14 @@ class Unwritten:
         clock: Clock,
         parts: dict[int, Parts],
         key_parts: dict[int, Parts],
+        replace_key_parts: dict[int, Parts],
     ) -> None:
         """Begin with nothing unwritten.
 
         Args:
           parts: counts the stored parts of attempts, by subscription id.
           key_parts: counts the stored parts of dedup keys, by topic id.
+          replace_key_parts: the same of replace keys.
         """
         self._log = log
         self._registry = registry
@@ -77,6 +81,7 @@ class Unwritten:
         self._clock = clock
         self.parts = parts
         self._key_parts = key_parts
+        self._replace_key_parts = replace_key_parts
         self._left = Checkpoint()  # collected by ``take``, but not in the database yet
         self._covered = dict(progress.positions)  # lane positions of the last written checkpoint
 
@@ -153,6 +158,7 @@ class Unwritten:
             for chunk, data in topic.amendments.moves.dirty_chunks().items():
                 moves[topic.id, chunk] = ChunkRow(topic.id, chunk, data)
         keys, keys_from = self._take_keys()
+        replace_keys, replace_keys_from = self._take_replace_keys(touched)
         forgotten, members = self._take_groups(touched)
         lags = self._take_lags()
         subscriptions = {row.subscription_id: row for row in (*self._left.subscriptions, *fills)}
@@ -176,6 +182,8 @@ class Unwritten:
             forgotten,
             members,
             lags,
+            replace_keys,
+            replace_keys_from,
         )
         return checkpoint, rewrites
 
@@ -229,14 +237,42 @@ class Unwritten:
             remembered = topic.dedup
             remembered.forget(now_ms, topic.policy.dedup_window_ms)
             parts = self._key_parts.setdefault(topic_id, Parts())
-            if parts.wants_rewrite(len(remembered)):
-                keys_from[topic_id] = parts.rewrite()
-                tables = remembered.all_keys()
-            else:
-                tables = remembered.take_unstated()
-            keys += [KeyPart(topic_id, parts.add(len(one.offsets)), one) for one in tables]
+            first, numbered = _take_parts(remembered, parts)
+            if first is not None:
+                keys_from[topic_id] = first
+            keys += [KeyPart(topic_id, part, table) for part, table in numbered]
             if not len(remembered):
                 self._progress.keyed.discard(topic_id)
+        return keys, keys_from
+
+    def _take_replace_keys(self, touched: set[int]) -> tuple[list[ReplaceKeyPart], dict[int, int]]:
+        """Return the unwritten parts of replace keys, and which older parts they replace.
+
+        Like ``_take_keys``. Entries of messages that are not pending any more are removed first.
+
+        Args:
+          touched: the topics that have changed since the last checkpoint.
+        """
+        now_ms, left = self._clock.now_ms(), self._left
+        exists = self._registry.exists
+        keys = [part for part in left.replace_keys if exists(part.topic_id)]
+        keys_from = {id: part for id, part in left.replace_keys_from.items() if exists(id)}
+        all_parts = {id: parts for id, parts in self._replace_key_parts.items() if exists(id)}
+        self._replace_key_parts = all_parts
+        for topic_id in list(self._progress.replacing):
+            topic = self._registry.active.get(topic_id)
+            if topic is None:
+                self._progress.replacing.discard(topic_id)
+                continue
+            store = topic.replace_keys
+            if topic_id in touched or store.unchecked:
+                store.purge(now_ms)
+            first, numbered = _take_parts(store, all_parts.setdefault(topic_id, Parts()))
+            if first is not None:
+                keys_from[topic_id] = first
+            keys += [ReplaceKeyPart(topic_id, part, table) for part, table in numbered]
+            if not len(store):
+                self._progress.replacing.discard(topic_id)
         return keys, keys_from
 
     def _take_attempts(
@@ -262,6 +298,25 @@ class Unwritten:
             AttemptPart(id, parts.add(len(piece.offsets)), piece)
             for piece in subscription.attempts.take_new().pieces()
         ]
+
+
+def _take_parts(store: KeyStore[T], parts: Parts) -> tuple[int | None, list[tuple[int, T]]]:
+    """Return the parts of a topic's keys to write, each with its number.
+
+    Args:
+      parts: counts the stored parts.
+
+    Returns:
+      The number of the first part to keep if all keys are written again, else None; and the parts.
+    """
+    first = None
+    if parts.wants_rewrite(len(store)):
+        first, tables = parts.rewrite(), store.all_keys()
+    else:
+        tables = store.take_unstated()
+        if not len(store):
+            tables = []  # all of them are forgotten again
+    return first, [(parts.add(len(table.offsets)), table) for table in tables]
 
 
 def _whose(row: ChunkRow) -> int:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from escapement.client.constructor import internal
+from escapement.client.producing.replace import Replace
 from escapement.durations import of
 
 Sent = TypeVar("Sent")
@@ -73,6 +74,14 @@ class MessageBuilder(Generic[Sent]):
     def group(self, name: str) -> Self:
         """Make the message a member of the group ``name``; see ``Groups``."""
         self._options["group"] = name
+        return self
+
+    def replace(self, replace: Replace | str) -> Self:
+        """Set the replace key: what happens to a pending message that has the same one.
+
+        See ``Producer.send``.
+        """
+        self._options["replace"] = replace
         return self
 
     def send(self) -> Sent:

@@ -40,6 +40,7 @@ from escapement.client.producing.publish_request import (
     PublishRequest,
     scattered,
 )
+from escapement.client.producing.replace import ReplaceColumns
 from escapement.dedup import Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch, Times, UInt8s, cuts
@@ -143,6 +144,7 @@ class Outbox:
         now_s: float,
         dedup: Digests | None = None,
         spread_ms: int = 0,
+        replace: ReplaceColumns | None = None,
     ) -> list[PublishRequest]:
         """Add a batch, which closes the draft.
 
@@ -153,6 +155,7 @@ class Outbox:
           now_s: the time on the clock of the event loop.
           dedup: the digests of their dedup keys.
           spread_ms: the span over which the messages are scattered; 0 for none.
+          replace: their replace keys.
 
         Returns:
           The publish requests that have the messages, in order: several if the batch is larger
@@ -174,12 +177,14 @@ class Outbox:
             times = scattered(times, spreads_ms, self._producer, number, dedup)
         requests: list[PublishRequest] = []
         for low, high in runs:
-            piece, piece_times, digests = batch, times, dedup
+            piece, piece_times, digests, replaces = batch, times, dedup, replace
             if len(runs) > 1:
                 piece, piece_times = batch.part(low, high), times.take(slice(low, high))
                 digests = None if dedup is None else dedup[low:high]
+                replaces = None if replace is None else replace.part(slice(low, high))
             request = PublishRequest(number + low, now_s + self.bounds.send_timeout_s)
-            request.fill(piece, piece_times, digests, piece.size_bytes + ROW_BYTES * len(piece))
+            size_bytes = piece.size_bytes + ROW_BYTES * len(piece)
+            request.fill(piece, piece_times, digests, size_bytes, replaces)
             self.messages += request.count
             self.size_bytes += request.size_bytes
             requests.append(request)
@@ -262,6 +267,7 @@ class Outbox:
         duplicate: bool,
         offsets: Int64s | None = None,
         repeated: UInt8s | None = None,
+        previous: Int64s | None = None,
     ) -> None:
         """Settle the publish request that begins at ``sequence`` as durable.
 
@@ -273,7 +279,7 @@ class Outbox:
             self._retry.succeeded()
             self.stored = max(self.stored, request.last_sequence)
             self._remove(request)
-            request.settle(base_offset, duplicate, offsets, repeated)
+            request.settle(base_offset, duplicate, offsets, repeated, previous)
 
     def refused(self, sequence: int, error: EscapementError, now_s: float) -> None:
         """Send a refused publish request again later if ``error`` is retryable; otherwise fail it.

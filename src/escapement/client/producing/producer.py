@@ -31,6 +31,7 @@ from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.producing.publish_request import NewMessage, PublishRequest
 from escapement.client.producing.receipt import Pending, Receipt, Receipts, receipt_of
+from escapement.client.producing.replace import Replace, ReplaceColumns, replacing
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.dedup import NO_DIGEST, digest, digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, ProducerFenced
@@ -103,6 +104,7 @@ class Producer(Attached):
         group: str | None = None,
         sequence: int | None = None,
         spread: Delay | None = None,
+        replace: Replace | str | None = None,
     ) -> Receipt:
         """Send one message and wait until it is durable.
 
@@ -135,6 +137,11 @@ class Producer(Attached):
             part of this span. It is never early, and less than ``spread`` late. A hash of the
             dedup key chooses the part; without a dedup key, a hash of the producer's name and
             ``sequence``. So sending the message again gives the same part.
+          replace: a replace key, any text, or a ``Replace``. If a message of the topic with the
+            same key is pending, a ``str`` (or ``Replace.latest``) replaces it by this one,
+            ``Replace.first`` keeps it and drops this one, and ``Replace.debounce`` replaces it but
+            limits how long delivery is put off. A message is pending until it was delivered to any
+            subscription. ``replaced`` and ``kept`` of the receipt say what happened.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
@@ -143,7 +150,9 @@ class Producer(Attached):
             or may not be stored.
           EscapementError: if the broker refuses. The message is not stored.
         """
-        message = self._prepare(value, delay, at, key, properties, priority, dedup, group, spread)
+        message = self._prepare(
+            value, delay, at, key, properties, priority, dedup, group, spread, replace
+        )
         if self._full:
             await self._have_room()
         request, row = self._put(message, sequence)
@@ -163,6 +172,7 @@ class Producer(Attached):
         group: str | None = None,
         sequence: int | None = None,
         spread: Delay | None = None,
+        replace: Replace | str | None = None,
     ) -> Pending:
         """Send one message without waiting for its receipt.
 
@@ -177,7 +187,9 @@ class Producer(Attached):
           LimitExceeded: if the message is larger than the broker accepts.
           EscapementError: if this producer is closed or has failed.
         """
-        message = self._prepare(value, delay, at, key, properties, priority, dedup, group, spread)
+        message = self._prepare(
+            value, delay, at, key, properties, priority, dedup, group, spread, replace
+        )
         if self._full:
             await self._have_room()
         return Pending(self.topic, *self._put(message, sequence))
@@ -193,6 +205,7 @@ class Producer(Attached):
         dedup: str | None = None,
         group: str | None = None,
         spread: Delay | None = None,
+        replace: Replace | str | None = None,
     ) -> NewMessage:
         """Check the arguments of ``submit``, and return the message. Any thread may call this.
 
@@ -212,7 +225,18 @@ class Producer(Attached):
             at_ms,
             NO_DIGEST if dedup is None else digest(dedup),
             delivery_times.span_ms(spread),
+            None if replace is None else self._replacing(replace),
         )
+
+    def _replacing(self, replace: Replace | str) -> Replace:
+        self._check_replaces()
+        return replacing(replace)
+
+    def _check_replaces(self) -> None:
+        if not self._outbox.bounds.replaces:
+            raise InvalidRequest(
+                "the broker is too old for replace=: it does not know replace keys; upgrade it"
+            )
 
     def _put(self, message: NewMessage, sequence: int | None) -> tuple[PublishRequest, int]:
         """Put a message into the outbox, without waiting. Raises the errors of ``submit``.
@@ -238,6 +262,7 @@ class Producer(Attached):
         groups: str | Sequence[str | None] | None = None,
         sequence: int | None = None,
         spread: Delay | None = None,
+        replace: Sequence[Replace | str | None] | None = None,
     ) -> Receipts:
         """Send messages as one batch, and wait until all are durable.
 
@@ -257,6 +282,8 @@ class Producer(Attached):
             ``send``.
           sequence: the number of the first message; see ``send``.
           spread: scatter the due times of the messages over this span; see ``send``.
+          replace: a list with a replace key, a ``Replace`` or None per message; see ``send``.
+            Messages of the batch with the same key meet each other in their order.
 
         Returns:
           One receipt per message, in columns.
@@ -279,7 +306,9 @@ class Producer(Attached):
             if column is not None and len(column) != count:
                 raise InvalidRequest(f"a list of {len(column)} was given for {count} messages")
         times = delivery_times.times(delay, at, count)
-        return await self.send_batch(batch, times, dedup=dedup, sequence=sequence, spread=spread)
+        return await self.send_batch(
+            batch, times, dedup=dedup, sequence=sequence, spread=spread, replace=replace
+        )
 
     async def send_batch(
         self,
@@ -289,6 +318,7 @@ class Producer(Attached):
         dedup: Sequence[str | None] | None = None,
         sequence: int | None = None,
         spread: Delay | None = None,
+        replace: Sequence[Replace | str | None] | None = None,
     ) -> Receipts:
         """Send a batch of columns, and wait until all messages are durable.
 
@@ -301,6 +331,8 @@ class Producer(Attached):
           dedup: a list with a dedup key or None per message; see ``send``.
           sequence: the number of the first message; see ``send``.
           spread: scatter the due times of the messages over this span; see ``send``.
+          replace: a list with a replace key, a ``Replace`` or None per message; see ``send``.
+            Messages of the batch with the same key meet each other in their order.
 
         Returns:
           One receipt per message, in columns.
@@ -320,9 +352,17 @@ class Producer(Attached):
         if same is not None and len(same) != len(batch):
             raise InvalidRequest(f"{len(same)} dedup keys were given for {len(batch)} messages")
         spread_ms = delivery_times.span_ms(spread)
+        replaces = None
+        if replace is not None:
+            self._check_replaces()
+            if len(content.several("replace", replace)) != len(batch):
+                raise InvalidRequest(
+                    f"{len(replace)} replace keys were given for {len(batch)} messages"
+                )
+            replaces = ReplaceColumns.of(replace)
         await self._have_room()
         now_s = anyio.current_time()
-        requests = self._outbox.add_batch(batch, times, sequence, now_s, same, spread_ms)
+        requests = self._outbox.add_batch(batch, times, sequence, now_s, same, spread_ms, replaces)
         self._line.wake(self)
         for request in requests:
             await request.wait()
@@ -407,6 +447,7 @@ class Producer(Attached):
                     request.times.at_ms,
                     request.body,
                     request.dedup,
+                    *((None, None) if request.replace is None else request.replace),
                 )
                 try:
                     self._line.send(command)
@@ -431,6 +472,7 @@ class Producer(Attached):
                     command.duplicate,
                     command.offsets,
                     command.repeated,
+                    command.previous,
                 )
             case wire.Refused():
                 error = command.error()

@@ -26,6 +26,7 @@ class Bounds:
     # The size of the largest message that may be sent. A message larger than ``batch_bytes`` is
     # sent as a batch of its own.
     message_bytes: int = limits.MAX_FRAME_BYTES
+    replaces: bool = True  # whether the broker knows replace keys
 
     def within(self, broker: Mapping[str, Any]) -> Bounds:
         """Return these bounds, lowered where the broker's limits are lower.
@@ -49,6 +50,7 @@ class Bounds:
             batch_messages=min(self.batch_messages, most),
             batch_bytes=min(self.batch_bytes, largest_bytes),
             message_bytes=largest_bytes,
+            replaces=limits.LIMIT_REPLACE_KEYS in broker,
         )
 
 

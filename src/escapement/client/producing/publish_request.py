@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from escapement.client.connection.promise import Promise
+from escapement.client.producing.replace import Replace, ReplaceColumns
 from escapement.dedup import NO_DIGEST, Digests, column
 from escapement.errors import EscapementError
 from escapement.message import (
@@ -29,6 +30,7 @@ from escapement.message import (
     Times,
     UInt8s,
 )
+from escapement.replacement import FIRST
 from escapement.spread import places_ms, seeds, spread
 
 # The size of a message besides its payload, key, properties and group: their lengths, the times,
@@ -40,7 +42,10 @@ class PublishRequest(Promise):
     """A batch of messages to publish, whose promise settles when it is durable or has failed.
 
     ``error`` is the reason if it has failed. Otherwise ``offsets`` has the offset of each message
-    (-1 if unknown), and ``duplicates`` is True for each message that was stored before.
+    (-1 if unknown), and ``duplicates`` is True for each message that was stored before. If
+    messages had replace keys, ``kept`` is True for each one that was dropped because a pending
+    message was kept, whose offset is then in ``offsets``. ``replaced`` has the offset of the
+    message that each one replaced, or -1. Both are None if nothing is known of this.
     """
 
     __slots__ = (
@@ -50,9 +55,12 @@ class PublishRequest(Promise):
         "dedup",
         "duplicates",
         "error",
+        "kept",
         "known",
         "offsets",
         "refusal",
+        "replace",
+        "replaced",
         "sent",
         "sequence",
         "size_bytes",
@@ -61,6 +69,8 @@ class PublishRequest(Promise):
 
     offsets: Int64s
     duplicates: Bools
+    replaced: Int64s | None
+    kept: Bools | None
 
     def __init__(self, sequence: int, deadline_s: float) -> None:
         super().__init__()
@@ -72,6 +82,8 @@ class PublishRequest(Promise):
         self.times = NO_TIMES
         self.body = b""
         self.dedup: Digests | None = None
+        self.replace: ReplaceColumns | None = None
+        self.replaced = self.kept = None
         self.sent = False
         # The last retryable refusal, or None if the broker may have stored the messages.
         self.refusal: EscapementError | None = None
@@ -83,13 +95,19 @@ class PublishRequest(Promise):
         return self.sequence + self.count - 1
 
     def fill(
-        self, batch: MessageBatch, times: Times, dedup: Digests | None, size_bytes: int
+        self,
+        batch: MessageBatch,
+        times: Times,
+        dedup: Digests | None,
+        size_bytes: int,
+        replace: ReplaceColumns | None = None,
     ) -> None:
-        """Set the messages of this request, with their times and digests of dedup keys."""
+        """Set the messages of this request, with their times, dedup keys and replace keys."""
         self.count = len(batch)
         self.size_bytes = size_bytes
         self.times = times
         self.dedup = dedup
+        self.replace = replace
         self.body = batch.encode()
 
     def trim(self, rows: int) -> None:
@@ -98,7 +116,8 @@ class PublishRequest(Promise):
         rest = MessageBatch.decode(self.body).part(rows, self.count)
         times = self.times.take(slice(rows, None))
         dedup = None if self.dedup is None else self.dedup[rows:]
-        self.fill(rest, times, dedup, self.size_bytes * len(rest) // self.count)
+        replace = None if self.replace is None else self.replace.part(slice(rows, None))
+        self.fill(rest, times, dedup, self.size_bytes * len(rest) // self.count, replace)
         self.sequence += rows
         self.known += rows
 
@@ -108,6 +127,7 @@ class PublishRequest(Promise):
         duplicate: bool = False,
         offsets: Int64s | None = None,
         repeated: UInt8s | None = None,
+        previous: Int64s | None = None,
     ) -> None:
         """Settle this request as durable, with the fields of the broker's Receipt.
 
@@ -118,12 +138,19 @@ class PublishRequest(Promise):
             given.
           offsets: the offset of each message, -1 if it is unknown.
           repeated: 1 for each message that was stored before.
+          previous: the offset of the message that each one replaced or gave way to, or -1.
         """
         if offsets is None:
             end_offset = base_offset + self.count
             unknown = base_offset < 0
             offsets = np.full(self.count, -1) if unknown else np.arange(base_offset, end_offset)
         duplicates = np.full(self.count, duplicate) if repeated is None else repeated.astype(bool)
+        if previous is not None and self.replace is not None:
+            kept = (self.replace.modes == FIRST) & (previous >= 0)
+            replaced = np.where(kept, -1, previous)
+            offsets = np.where(kept, previous, offsets)
+            self.kept = np.concatenate([np.zeros(self.known, bool), kept])
+            self.replaced = np.concatenate([np.full(self.known, -1), replaced])
         if self.known:
             offsets = np.concatenate([np.full(self.known, -1), offsets])
             duplicates = np.concatenate([np.ones(self.known, bool), duplicates])
@@ -150,6 +177,7 @@ class NewMessage(NamedTuple):
     at_ms: int = NO_TIME
     dedup: bytes = NO_DIGEST
     spread_ms: int = 0
+    replace: Replace | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -158,10 +186,14 @@ class NewMessage(NamedTuple):
         return ROW_BYTES + strings
 
 
+# The fields of a message that every draft turns into columns: all but ``replace``, the last.
+_COLUMNS: Final = len(NewMessage._fields) - 1
+
+
 class Draft:
     """An open publish request, to which messages can be added."""
 
-    __slots__ = ("_messages", "next_sequence", "request", "since_s", "size_bytes")
+    __slots__ = ("_messages", "_replacing", "next_sequence", "request", "since_s", "size_bytes")
 
     def __init__(self, sequence: int, now_s: float, deadline_s: float) -> None:
         self.request = PublishRequest(sequence, deadline_s)
@@ -169,10 +201,13 @@ class Draft:
         self.since_s = now_s
         self.size_bytes = 0
         self._messages: list[NewMessage] = []
+        self._replacing = False  # whether a message has a replace key
 
     def add(self, message: NewMessage, size_bytes: int) -> int:
         """Add a message of ``size_bytes``, and return its row in the publish request."""
         self._messages.append(message)
+        if message.replace is not None:
+            self._replacing = True
         self.next_sequence += 1
         self.size_bytes += size_bytes
         return len(self._messages) - 1
@@ -188,7 +223,7 @@ class Draft:
         # Transposing with zip would make an iterator per message, for which the garbage collector
         # would run each time.
         payloads, keys, properties, priorities, groups, delays, ats, dedup, spreads_ms = (
-            list(map(itemgetter(field), self._messages)) for field in range(len(NewMessage._fields))
+            list(map(itemgetter(field), self._messages)) for field in range(_COLUMNS)
         )
         batch = MessageBatch(
             Blobs.of(payloads),
@@ -204,7 +239,10 @@ class Draft:
         digests = column(dedup) if _used(dedup, NO_DIGEST) else None
         if _used(spreads_ms, 0):
             times = scattered(times, np.array(spreads_ms), producer, self.request.sequence, digests)
-        self.request.fill(batch, times, digests, self.size_bytes)
+        replace = None
+        if self._replacing:
+            replace = ReplaceColumns.of([message.replace for message in self._messages])
+        self.request.fill(batch, times, digests, self.size_bytes, replace)
         return self.request
 
 

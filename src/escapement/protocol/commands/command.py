@@ -35,6 +35,7 @@ class Command:
     # itself counts as one list. The defaults are for a command without nested values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
     MAX_CONTAINERS: ClassVar[int] = 1
+    _DEFAULTS: ClassVar[tuple[Any, ...]]
     # How many of the last fields a frame may omit. They have defaults, and are sent if they differ.
     OPTIONAL_FIELDS: ClassVar[int] = 0
     # The most items of all its lists and maps together.
@@ -79,8 +80,7 @@ class Command:
     def _without_defaults(self, values: list[Any]) -> list[Any]:
         """Return the values of a frame without optional fields that have their defaults."""
         least = len(values) - self.OPTIONAL_FIELDS
-        defaults = [one.default for one in fields(self)]  # type: ignore[arg-type]
-        while len(values) > least and values[-1] == defaults[len(values) - 2]:
+        while len(values) > least and values[-1] == self._DEFAULTS[len(values) - 2]:
             values.pop()
         return values
 
@@ -122,6 +122,7 @@ def command(number: int, *senders: Role) -> Callable[[type[_C]], type[_C]]:
         cls.KINDS = tuple((one.name, hints[one.name].__metadata__[0]) for one in found)
         cls._READS = tuple(kind.read for _, kind in cls.KINDS)
         cls._WRITES = tuple((name, kind.write) for name, kind in cls.KINDS)
+        cls._DEFAULTS = tuple(one.default for one in found)
         COMMANDS[number] = cls
         return cls
 

@@ -23,6 +23,7 @@ from escapement.protocol.fields import (
     OptionalDigests,
     OptionalInt64Column,
     OptionalName,
+    ReplaceModes,
     Topic,
 )
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64
@@ -68,7 +69,8 @@ class Publish(Command):
 
     ``body`` is the encoded batch. ``delay_ms`` and ``at_ms`` have the delay and the delivery time
     of each message, -1 for none. ``dedup`` has the digest of each message's dedup key, zero bytes
-    for none.
+    for none. ``replace`` has the digest of each message's replace key in the same way, and
+    ``replace_modes`` what the key means (``escapement.replacement``).
 
     ``after`` is the number of the producer's previous message, or -1 if there is none. If the
     broker has not stored that message, it refuses the batch with ``sequence_gap``. Otherwise
@@ -84,12 +86,17 @@ class Publish(Command):
     at_ms: OptionalInt64Column
     body: BodyBytes
     dedup: OptionalDigests = None
+    replace: OptionalDigests = None
+    replace_modes: ReplaceModes = None
 
     MAX_BYTES = MAX_FRAME_BYTES
+    OPTIONAL_FIELDS = 2  # a broker that does not know replace keys refuses frames with these
 
     def check(self) -> None:
         if self.after >= self.sequence:
             raise ValueError(f"sequence {self.sequence} does not come after {self.after}")
+        if (self.replace is None) != (self.replace_modes is None):
+            raise ValueError("replace and replace_modes must be present together")
 
     def decode(self) -> tuple[MessageBatch, Times]:
         """Return the batch and its times, as views of the frame.
@@ -98,7 +105,8 @@ class Publish(Command):
           RemoteProtocolError: if the body is not valid (see ``decode_body``), or the number of
             the last message would be over the maximum.
         """
-        batch = decode_body(self.body, self.delay_ms, self.at_ms, self.dedup)
+        columns = self.delay_ms, self.at_ms, self.dedup, self.replace, self.replace_modes
+        batch = decode_body(self.body, *columns)
         if self.sequence > MAX_INT64 - len(batch):
             raise RemoteProtocolError(
                 f"{len(batch)} messages from sequence {self.sequence} exceed the last, {MAX_INT64}"
@@ -116,7 +124,8 @@ class Receipt(Command):
     that messages were stored before. ``base_offset`` is -1 if the whole batch was stored before and
     its offsets are not known any more. If the topic knew some of the dedup keys, ``offsets`` has
     the offset of each message (-1 if it is unknown), and ``repeated`` is 1 for each message that
-    was stored before.
+    was stored before. If messages of the batch have replace keys, ``previous`` has for each message
+    the offset of the message that it replaced or gave way to, -1 for none.
     """
 
     producer_id: Id
@@ -126,11 +135,13 @@ class Receipt(Command):
     duplicate: Boolean
     offsets: OptionalInt64Column = None
     repeated: FlagColumn = None
+    previous: OptionalInt64Column = None
 
     MAX_BYTES = MAX_FRAME_BYTES
+    OPTIONAL_FIELDS = 1
 
     def check(self) -> None:
-        for column in (self.offsets, self.repeated):
+        for column in (self.offsets, self.repeated, self.previous):
             if column is not None and len(column) != self.count:
                 raise ValueError(f"a column of {len(column)} rows came with {self.count} messages")
         if (self.offsets is None) != (self.repeated is None):

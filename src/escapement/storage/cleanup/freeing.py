@@ -29,6 +29,7 @@ _STEP_BYTES: Final = 2 << 20
 _OF_TOPICS: Final = {
     "producers": "id",
     "dedup_keys": "part",
+    "replace_keys": "part",
     "moves": "chunk",
     "group_members": "group_name",
     "group_completions": "id",

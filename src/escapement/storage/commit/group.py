@@ -27,7 +27,10 @@ from escapement.storage.commit.items import (
     Append,
     Attempts,
     Item,
+    KeyedMessages,
     Refusable,
+    Replaced,
+    Replacing,
     Restate,
     Statement,
 )
@@ -57,10 +60,24 @@ class TopicGroup:
     size_bytes: int  # of all appends
     has_members: bool  # whether a new message belongs to an event group
     has_digests: bool  # whether an append has digests of dedup keys
+    replaced: Replaced | None = None  # what happens to its messages with replace keys
+    # By message, the offset of the one that it replaces or gives way to, -1 if none; None: as -1.
+    previous: Int64s | None = None
 
     @property
     def end_offset(self) -> int:
         return self.base_offset + len(self.due_ms)
+
+    def previous_of(self, append: Append, base_offset: int) -> Int64s | None:
+        """Return ``previous`` of an append's messages, or None if they have no replace keys.
+
+        Args:
+          base_offset: the offset of its first message.
+        """
+        if self.previous is None or append.replacing is None:
+            return None
+        first = base_offset - self.base_offset
+        return self.previous[first : first + append.count]
 
     def members(self) -> list[Member]:
         """Return, for each event group, the offsets of the new messages that belong to it."""
@@ -159,6 +176,12 @@ class Group:
         """The items of the group that fail if it is not written. The other items stay queued."""
         return [*self.log_items, *self.statements]
 
+    def undo(self) -> None:
+        """Undo what was decided when the group was formed: it is certainly not stored."""
+        for topic in self.topics:
+            if topic.replaced is not None:
+                topic.replaced.undo()
+
     @property
     def items(self) -> Iterator[Item]:
         """All items of the group."""
@@ -231,11 +254,14 @@ def form_group(
 def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms: int) -> TopicGroup:
     due = []
     bases = []
+    keyed: list[tuple[Replacing, int]] = []
     at = base
     untimed = size_bytes = 0
     has_members = has_digests = False
     for append in appends:
         bases.append(at)
+        if append.replacing is not None:
+            keyed.append((append.replacing, at))
         at += append.count
         size_bytes += append.size_bytes
         if append.members:
@@ -253,4 +279,33 @@ def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms:
         due.append(np.full(untimed, accepted_at_ms, np.int64))
     due_ms = due[0] if len(due) == 1 else np.concatenate(due)
     assert len(due_ms) == at - base
-    return TopicGroup(topic_id, base, due_ms, appends, bases, size_bytes, has_members, has_digests)
+    topic = TopicGroup(topic_id, base, due_ms, appends, bases, size_bytes, has_members, has_digests)
+    if keyed:
+        _replace(topic, keyed, accepted_at_ms)
+    return topic
+
+
+def _replace(topic: TopicGroup, keyed: list[tuple[Replacing, int]], accepted_at_ms: int) -> None:
+    """Decide what happens to the messages of a topic that have replace keys.
+
+    Args:
+      keyed: the replace keys of each append that has some, and the offset of its first message.
+    """
+    offsets = [np.arange(base, base + len(one.digests)) for one, base in keyed]
+    digests = np.concatenate([one.digests for one, _ in keyed])
+    there = digests != _NO_DIGEST
+    rows = np.concatenate(offsets)[there] - topic.base_offset
+    if not len(rows):
+        return
+    messages = KeyedMessages(
+        rows + topic.base_offset,
+        topic.due_ms[rows],
+        digests[there],
+        np.concatenate([one.modes for one, _ in keyed])[there],
+        np.concatenate([one.traits for one, _ in keyed])[there],
+    )
+    replaced = keyed[0][0].decide(messages, accepted_at_ms)
+    topic.due_ms[rows] = replaced.due_ms
+    topic.previous = np.full(len(topic.due_ms), -1)
+    topic.previous[rows] = replaced.previous
+    topic.replaced = replaced

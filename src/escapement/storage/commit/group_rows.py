@@ -16,12 +16,14 @@ from escapement.storage.commit.group import Group, Restated, TopicGroup
 from escapement.storage.commit.items import Append
 from escapement.storage.encoding.dedup_keys import Keyed
 from escapement.storage.encoding.lag import count_lags
+from escapement.storage.encoding.replace_keys import Replaceable
 from escapement.storage.journal.entry import (
     Acked,
     AttemptColumns,
     Grouped,
     JournalEntry,
     ProducerMark,
+    cancellations_id,
     lapses_id,
 )
 from escapement.storage.log.log_row import Restating, encode_row
@@ -54,6 +56,11 @@ def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
         _keyed(group),
         _grouped(group),
         group.lags,
+        [
+            Replaceable(topic.topic_id, topic.replaced.keys)
+            for topic in group.topics
+            if topic.replaced is not None and len(topic.replaced.keys.offsets)
+        ],
     )
 
 
@@ -106,6 +113,9 @@ def _acked(group: Group) -> list[Acked]:
         parts.setdefault(acks.subscription_id, []).append(acks.offsets)
         if acks.lapsed is not None:
             parts.setdefault(lapses_id(acks.subscription_id), []).append(acks.lapsed)
+    for topic in group.topics:
+        if topic.replaced is not None and len(topic.replaced.cancelled):
+            parts.setdefault(cancellations_id(topic.topic_id), []).append(topic.replaced.cancelled)
     return [
         Acked(id, offsets[0] if len(offsets) == 1 else np.concatenate(offsets))
         for id, offsets in parts.items()

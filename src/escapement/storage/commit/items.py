@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from escapement.dedup import Digests
 from escapement.errors import EscapementError
@@ -25,6 +25,7 @@ from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.catalog.producers import NewProducer
 from escapement.storage.encoding.dedup_keys import KEY_BYTES
 from escapement.storage.encoding.lag import Timing
+from escapement.storage.encoding.replace_keys import REPLACE_KEY_BYTES, ReplaceTable
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.staged_batch import Advance
@@ -38,6 +39,51 @@ def _ignore(error: EscapementError) -> None:
     """Ignore a failure. This is the ``fail`` of items whose submitter does not set one."""
 
 
+class KeyedMessages(NamedTuple):
+    """New messages with replace keys, in the order of their offsets; columns of equal length.
+
+    ``modes`` says how each message meets a pending one (``escapement.replacement``).
+    """
+
+    offsets: Int64s
+    due_ms: Int64s
+    digests: Digests
+    modes: Int64s
+    traits: Int64s
+
+
+class Replaced(NamedTuple):
+    """What happens to messages with replace keys, decided when their group is formed.
+
+    ``due_ms`` and ``previous`` have an element for each message: its due time, and the offset of
+    the message that it replaces or gives way to, -1 if none. ``cancelled`` are the offsets of all
+    messages, new and earlier ones, that are cancelled in the same transaction. ``keys`` are the
+    entries to remember. ``undo`` is called if the transaction certainly does not become durable.
+    """
+
+    due_ms: Int64s
+    previous: Int64s
+    cancelled: Int64s
+    keys: ReplaceTable
+    undo: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Replacing:
+    """The replace keys of a batch.
+
+    The columns have a row for each message; the digest is zero for a message without a key.
+    ``decide`` takes the messages with keys of a topic in a group, and the time at which the broker
+    accepts them. It is called when the group is formed, when no other group of the topic is under
+    way.
+    """
+
+    digests: Digests
+    modes: Int64s
+    traits: Int64s
+    decide: Callable[[KeyedMessages, int], Replaced]
+
+
 @dataclass(slots=True, eq=False)
 class Append:
     """A batch of messages to append to the log of a topic.
@@ -47,7 +93,8 @@ class Append:
     transaction deletes them. For inbox entries of bulk jobs, ``advances`` is the new progress of
     their staged batches instead. ``digests`` are the digests of the messages' dedup keys,
     V16[count]. ``members`` are the rows of the batch that belong to event groups. ``opens`` is the
-    producer of the batch if this append must store it.
+    producer of the batch if this append must store it. ``replacing`` has the replace keys of the
+    messages; None if they have none.
 
     If all messages of a published batch are stored already, ``count`` is 0 and ``body`` is empty.
     Such an append records the progress of its producer. It is confirmed after all items submitted
@@ -67,10 +114,13 @@ class Append:
     digests: Digests | None = None
     members: Sequence[Member] = ()
     opens: NewProducer | None = None
+    replacing: Replacing | None = None
     size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         keys = 0 if self.digests is None else KEY_BYTES * self.count
+        if self.replacing is not None:
+            keys += REPLACE_KEY_BYTES * self.count
         self.size_bytes = len(self.body) + 8 * self.count + keys
 
     @property

@@ -331,6 +331,7 @@ class Lane:
     def _give_back(self, group: Group, error: StorageUnavailable) -> None:
         """Give up a group that is not stored. Queue its acks and attempts again, fail the rest."""
         self._group = None
+        group.undo()
         for topic in group.topics:
             if topic.topic_id in self._next_offsets:
                 self._next_offsets[topic.topic_id] = topic.base_offset

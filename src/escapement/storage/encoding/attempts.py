@@ -12,8 +12,8 @@ the changes, not to the number of messages in retry. Layout of a part, little-en
     version u8 | 0 u8 x3 | count u32 | crc32 of the columns u32
     4 columns of i64: offset, attempt, next_ms, due_ms
 
-Dedup keys are stored in such parts too (``storage/encoding/dedup_keys.py``). This module does no
-I/O.
+Dedup keys and replace keys are stored in such parts too (``storage/encoding/dedup_keys.py``,
+``replace_keys.py``). This module does no I/O.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from escapement.message import Buffer, Int64s
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BxxxII")
 _COLUMNS: Final = 4
-# The size of an entry in a part, of attempts as well as of dedup keys.
+# The size of an entry in a part of attempts, or of dedup keys.
 ROW_BYTES: Final = 8 * _COLUMNS
 # The lowest 15 bits of ``attempt`` are the number of deliveries. The next bit, ``RELEASED``, marks
 # a message with a delivery that does not count: a consumer returned the message unprocessed, or an
@@ -87,7 +87,7 @@ def last_stated(offsets: Int64s) -> Int64s:
 
 @dataclass(slots=True)
 class Parts:
-    """The stored parts of a subscription (or, for dedup keys, of a topic) in numbers.
+    """The stored parts of a subscription (or, for keys, of a topic) in numbers.
 
     From them ``wants_rewrite`` decides when to write all entries again.
     """
@@ -97,9 +97,14 @@ class Parts:
     rows: int = 0  # how many entries they have together
 
     @classmethod
-    def of(cls, stored: Sequence[tuple[int, Buffer]]) -> Parts:
-        """Count the parts and entries of stored rows, given as pairs (part number, bytes)."""
-        rows = sum(max(0, len(data) - _HEAD.size) // ROW_BYTES for _, data in stored)
+    def of(cls, stored: Sequence[tuple[int, Buffer]], row_bytes: int = ROW_BYTES) -> Parts:
+        """Count the parts and entries of stored rows.
+
+        Args:
+          stored: pairs of part number and bytes.
+          row_bytes: the size of an entry.
+        """
+        rows = sum(max(0, len(data) - _HEAD.size) // row_bytes for _, data in stored)
         return cls(max((part for part, _ in stored), default=-1) + 1, len(stored), rows)
 
     def add(self, rows: int) -> int:
@@ -136,8 +141,11 @@ def encode_part(rows: int, columns: bytes) -> bytes:
     return _HEAD.pack(_VERSION, rows, crc32(columns)) + columns
 
 
-def decode_part(data: Buffer) -> tuple[int, memoryview]:
+def decode_part(data: Buffer, row_bytes: int = ROW_BYTES) -> tuple[int, memoryview]:
     """Verify a part, and return the number of its entries and its encoded columns.
+
+    Args:
+      row_bytes: the size of an entry.
 
     Raises:
       LogDamaged: if the part is damaged or has an unknown version.
@@ -147,7 +155,7 @@ def decode_part(data: Buffer) -> tuple[int, memoryview]:
         raise LogDamaged(f"a part of {len(view)} bytes has no header")
     version, rows, crc = _HEAD.unpack_from(view)
     columns = view[_HEAD.size :]
-    if version != _VERSION or len(columns) != ROW_BYTES * rows or crc32(columns) != crc:
+    if version != _VERSION or len(columns) != row_bytes * rows or crc32(columns) != crc:
         raise LogDamaged("a part fails its checksum, or has another version")
     return rows, columns
 

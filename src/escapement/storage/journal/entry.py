@@ -2,13 +2,14 @@
 
 An entry consists of columns: the keys of the rows written to the log, the offsets that
 subscriptions acknowledged, the attempts of messages, the progress of each producer, the dedup keys
-of new messages, the event groups of new messages, and the *lag* of the acknowledgements (how late
-they were, storage/encoding/lag.py). Cancelled and *lapsed* offsets are stored among the
+of new messages, the event groups of new messages, the *lag* of the acknowledgements (how late
+they were, storage/encoding/lag.py), and the replace keys of new messages. Cancelled and *lapsed* offsets are stored among the
 acknowledged ones, under other ids (:func:`cancellations_id`, :func:`lapses_id`). Layout,
 little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | producers u32
-    keys size u32 | groups size u32 | lags size u32 | attempts size u32 | crc32 u32
+    keys size u32 | groups size u32 | lags size u32 | attempts size u32 |
+    replace keys size u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
     acks        2 columns: subscription i64, length u32
     producers   3 columns of i64: producer, last sequence, last offset
@@ -21,8 +22,9 @@ little-endian::
                 then the tally of each (storage/encoding/lag.py), end to end
     attempts    count u32, then 5 columns: subscription, offset, attempt, next_ms, due_ms,
                 end to end (storage/encoding/narrow_column.py)
+    replace keys  as keys (storage/encoding/replace_keys.py)
 
-The last four parts are optional: an entry that has nothing of a kind has 0 bytes of it.
+The last five parts are optional: an entry that has nothing of a kind has 0 bytes of it.
 The checksum covers everything but itself. No I/O.
 """
 
@@ -42,6 +44,11 @@ from escapement.message import Buffer, Int64s
 from escapement.storage.encoding.dedup_keys import Keyed, decode_keys, encode_keys
 from escapement.storage.encoding.lag import Lag, decode_tally, encode_tally
 from escapement.storage.encoding.narrow_column import decode_narrow, encode_narrow
+from escapement.storage.encoding.replace_keys import (
+    Replaceable,
+    decode_replace_keys,
+    encode_replace_keys,
+)
 from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
@@ -50,7 +57,7 @@ _VERSION: Final = 1
 _ATTEMPT_COLUMNS: Final = 5
 # An entry has far fewer attempts. The decoder checks this before it allocates memory.
 _MOST_ATTEMPTS: Final = 1 << 24
-_HEAD: Final = struct.Struct("<BxxxIIIIIII")
+_HEAD: Final = struct.Struct("<BxxxIIIIIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
@@ -135,6 +142,7 @@ class JournalEntry:
     keyed: Sequence[Keyed] = ()
     grouped: Sequence[Grouped] = ()
     lags: Sequence[Lag] = ()
+    replaceable: Sequence[Replaceable] = ()
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
@@ -163,6 +171,10 @@ def encode_entry(entry: JournalEntry) -> bytes:
             pieces=[[encode_tally(lag.tally) for lag in lags]],
         ),
         _encode_attempts(entry.attempts) if entry.attempts is not None else [],
+        _joined(
+            [one.topic_id for one in entry.replaceable],
+            pieces=[[encode_replace_keys(one.keys) for one in entry.replaceable]],
+        ),
     ]
     head = _HEAD.pack(
         _VERSION,
@@ -203,7 +215,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     for size in sizes:
         optional.append(view[at : at + size] if size else None)
         at += size
-    keys, groups, lags, attempts = optional
+    keys, groups, lags, attempts, replace_keys = optional
     return JournalEntry(
         [RowKey(*row) for row in row_table.T.tolist()],
         acked,
@@ -212,12 +224,21 @@ def decode_entry(data: Buffer) -> JournalEntry:
         _decode_keyed(keys),
         _decode_grouped(groups),
         _decode_lags(lags),
+        _decode_replaceable(replace_keys),
     )
 
 
 def _decode_keyed(view: memoryview | None) -> list[Keyed]:
     (topics,), (keys,) = _split(view, 1, 1, "dedup keys")
     return [Keyed(topic_id, decode_keys(one)) for topic_id, one in zip(topics, keys, strict=True)]
+
+
+def _decode_replaceable(view: memoryview | None) -> list[Replaceable]:
+    (topics,), (tables,) = _split(view, 1, 1, "replace keys")
+    return [
+        Replaceable(topic_id, decode_replace_keys(one))
+        for topic_id, one in zip(topics, tables, strict=True)
+    ]
 
 
 def _decode_grouped(view: memoryview | None) -> list[Grouped]:

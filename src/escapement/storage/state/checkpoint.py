@@ -1,14 +1,14 @@
 """A checkpoint: the changes to the broker's state since the last one, written to the database.
 
 The journal has a row for each group commit, with its changes to the *state*: acknowledged and
-cancelled messages, attempts, due times of rescheduled messages (*moves*), dedup keys, members of
+cancelled messages, attempts, due times of rescheduled messages (*moves*), dedup and replace keys, members of
 event groups, progress of producers, lag. A checkpoint writes the sum of these changes to the tables
 of the state, and then *trims* the journal: it deletes the rows that it covers. Sets of offsets and
-moves are stored in *chunks*, which are replaced when they change. Attempts and dedup keys are
-stored in numbered *parts*, which override those with lower numbers.
+moves are stored in *chunks*, which are replaced when they change. Attempts, dedup keys and replace
+keys are stored in numbered *parts*, which override those with lower numbers.
 
 This module owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``,
-``dedup_keys`` and ``group_members``, and the order in which a checkpoint changes them and others. A
+``dedup_keys``, ``replace_keys`` and ``group_members``, and the order in which a checkpoint changes them and others. A
 checkpoint is written in short transactions, each of which begins with the lease check. A long one
 would delay the renewal of the lease, and all commits after it.
 
@@ -34,9 +34,11 @@ from escapement.storage.data_table import (
     DEDUP_KEYS,
     GROUP_MEMBERS,
     MOVES,
+    REPLACE_KEYS,
 )
 from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
 from escapement.storage.encoding.dedup_keys import KeyTable, encode_keys
+from escapement.storage.encoding.replace_keys import ReplaceTable, encode_replace_keys
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.segments.manifest import Mark
 from escapement.storage.journal import journal
@@ -99,6 +101,14 @@ class KeyPart(NamedTuple):
     table: KeyTable
 
 
+class ReplaceKeyPart(NamedTuple):
+    """A part of the replace keys of a topic."""
+
+    topic_id: int
+    part: int
+    table: ReplaceTable
+
+
 class ProducerRow(NamedTuple):
     """The sequence and offset of a producer's last message, and when the producer was last used."""
 
@@ -141,6 +151,9 @@ class Checkpoint:
     forgotten: Sequence[tuple[int, str]] = ()
     members: Sequence[MemberRow] = ()
     lags: Sequence[LagRow] = ()
+    replace_keys: Sequence[ReplaceKeyPart] = ()
+    # By topic id, the lowest part of its replace keys to keep.
+    replace_keys_from: Mapping[int, int] = field(default_factory=dict)
 
 
 def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Checkpoint) -> None:
@@ -182,6 +195,10 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
         yield DEDUP_KEYS.put, (keys.topic_id, keys.part, encode_keys(keys.table))
     for id, part_number in checkpoint.keys_from.items():
         yield DEDUP_KEYS.delete_below, (id, part_number)
+    for replace in checkpoint.replace_keys:
+        yield REPLACE_KEYS.put, (replace.topic_id, replace.part, encode_replace_keys(replace.table))
+    for id, part_number in checkpoint.replace_keys_from.items():
+        yield REPLACE_KEYS.delete_below, (id, part_number)
     for forgotten in checkpoint.forgotten:
         yield _FORGET_GROUP, forgotten
     yield from GROUP_MEMBERS.changes(checkpoint.members)

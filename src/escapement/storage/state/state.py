@@ -24,6 +24,7 @@ from escapement.storage.data_table import (
     DEDUP_KEYS,
     GROUP_MEMBERS,
     MOVES,
+    REPLACE_KEYS,
     DataTable,
 )
 from escapement.storage.engine.base import Connection
@@ -64,6 +65,7 @@ class State:
     moves: dict[int, list[tuple[int, bytes]]]  # by topic, (chunk, data) of rescheduled due times
     attempts: dict[int, list[tuple[int, bytes]]]  # by subscription, (part, data), ascending
     keys: dict[int, list[tuple[int, bytes]]]  # by topic, (part, data) of its dedup keys
+    replace_keys: dict[int, list[tuple[int, bytes]]]  # the same of its replace keys
     members: dict[int, list[MemberRow]]  # by topic, chunks of the members of its event groups
     completions: dict[int, list[Completion]]  # by topic, its group completions
     trims: dict[int, JournalPosition]  # by lane, the last journal entry that was deleted
@@ -87,6 +89,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         moves=_by_owner(connection, MOVES),
         attempts=_by_owner(connection, ATTEMPTS),
         keys=_by_owner(connection, DEDUP_KEYS),
+        replace_keys=_by_owner(connection, REPLACE_KEYS),
         members=_by_id((row[0], MemberRow(*row)) for row in GROUP_MEMBERS.rows(connection)),
         completions=_by_id((one.topic_id, one) for one in read_completions(connection)),
         trims=journal.trims(connection, bundle_id),

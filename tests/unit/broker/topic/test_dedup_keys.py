@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.topic import dedup_keys
-from escapement.broker.topic.dedup_keys import NEW, WAITING, DedupKeys, KeyBudget
+from escapement.broker.topic import dedup_keys, key_store
+from escapement.broker.topic.dedup_keys import NEW, WAITING, DedupKeys
+from escapement.broker.topic.key_store import KeyBudget
 from escapement.dedup import DIGEST, NO_DIGEST, digests
 from escapement.errors import Busy, LimitExceeded, LogDamaged
 from escapement.storage.encoding.dedup_keys import KeyTable, decode_keys, encode_keys
@@ -126,7 +127,7 @@ def test_known_keys_equal_those_of_a_dict(actions: list[tuple]) -> None:
 
 def test_small_runs_are_merged_and_all_keys_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """B3: keys added one at a time are looked up in a few runs."""
-    monkeypatch.setattr(dedup_keys, "_RUN_KEYS", 256)
+    monkeypatch.setattr(key_store, "_RUN_KEYS", 256)
     keys = DedupKeys(KeyBudget(10_000))
     names = digests([f"{n}" for n in range(2000)])
     for n in range(2000):
