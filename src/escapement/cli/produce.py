@@ -18,6 +18,7 @@ from escapement.client.broker import Broker
 from escapement.client.connection.address import Address
 from escapement.client.producing.producer import Producer
 from escapement.client.producing.receipt import Receipts
+from escapement.client.producing.replace import Replace
 from escapement.errors import LimitExceeded
 from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES
@@ -26,6 +27,7 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 _WAIT_S: Final = 2.0
 # The size of a read from a file or pipe: some thousand lines make a good batch.
 _READ_BYTES: Final = 256 * 1024
+_REPLACE_MODES: Final = ("latest", "first", "debounce")
 
 
 @click.command(
@@ -34,12 +36,16 @@ _READ_BYTES: Final = 256 * 1024
       escapement produce orders "pay me"
       escapement produce shop/eu/orders "remind me" --delay 3m --key order-7
       escapement produce orders a b c --delay 1h --spread 10m
+      escapement produce carts "remind" --delay 1h --replace cart-7
       escapement produce orders "a gift" --at 2026-12-24T18:00+01:00 --property kind=gift
       tail -F events.log | escapement produce events --stdin
 
     Prints the id of each message, TOPIC@OFFSET, once it is durable. If the topic already has a
     message with the --dedup key, prints the id of that message, even if it was cancelled or
     delivered since: sending a cancelled message again does not restore it.
+
+    With --replace-mode first, prints the id of the pending message if it was kept. What happened to
+    a pending message with the --replace key is printed to standard error.
     """
 )
 @click.argument("topic")
@@ -80,6 +86,25 @@ _READ_BYTES: Final = 256 * 1024
     help="Skip the message if the topic recently stored one with this key; one message only.",
 )
 @click.option(
+    "--replace",
+    metavar="KEY",
+    help="Replace a pending message that was sent with this replace key.",
+)
+@click.option(
+    "--replace-mode",
+    type=click.Choice(_REPLACE_MODES),
+    default=_REPLACE_MODES[0],
+    show_default=True,
+    help="Replace the pending message, keep it, or replace it and put off the delivery.",
+)
+@click.option(
+    "--max-wait",
+    "max_wait_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="With debounce: deliver at the latest this long after the first message.",
+)
+@click.option(
     "--group", metavar="NAME", help="Group of the messages; see `escapement admin groups`."
 )
 @click.option("--stdin", is_flag=True, help="Publish each line of standard input.")
@@ -100,6 +125,9 @@ def produce(
     priority: int,
     properties: tuple[tuple[str, str], ...],
     dedup: str | None,
+    replace: str | None,
+    replace_mode: str,
+    max_wait_ms: int | None,
     group: str | None,
     stdin: bool,
     file: BinaryIO | None,
@@ -117,6 +145,7 @@ def produce(
         raise click.UsageError("Give messages as arguments, or --stdin, or --file.")
     if dedup is not None and len(messages) != 1:
         raise click.UsageError("--dedup is for a single message: give it as an argument.")
+    replacing = _replacing(replace, replace_mode, max_wait_ms)
     source = sys.stdin.buffer if stdin else file
     delay = None if delay_ms is None else (delay_ms, "ms")
 
@@ -131,6 +160,7 @@ def produce(
             dedup=None if dedup is None else [dedup],
             groups=group,
             spread=None if spread_ms is None else (spread_ms, "ms"),
+            replace=None if replacing is None else [replacing] * len(values),
         )
         _print(receipts)
 
@@ -145,6 +175,19 @@ def produce(
             nursery.cancel_scope.cancel()
 
     with_broker(at_broker, work)
+
+
+def _replacing(key: str | None, mode: str, max_wait_ms: int | None) -> Replace | None:
+    """Return what the options about a replace key say."""
+    if (max_wait_ms is not None) != (mode == "debounce"):
+        raise click.UsageError("Give --max-wait with --replace-mode debounce.")
+    if key is None:
+        if mode != _REPLACE_MODES[0]:
+            raise click.UsageError("Give --replace with --replace-mode.")
+        return None
+    if max_wait_ms is not None:
+        return Replace.debounce(key, max_wait=(max_wait_ms, "ms"))
+    return Replace.first(key) if mode == "first" else Replace.latest(key)
 
 
 async def say_why(producer: Producer) -> None:
@@ -180,3 +223,7 @@ def _print(receipts: Receipts) -> None:
         click.echo(str(receipt.id))
         if receipt.duplicate:
             click.echo(f"duplicate of {receipt.id}: nothing was stored", err=True)
+        elif receipt.kept:
+            click.echo(f"kept {receipt.id}: the new message was dropped", err=True)
+        elif receipt.replaced is not None:
+            click.echo(f"replaced {receipt.replaced}", err=True)

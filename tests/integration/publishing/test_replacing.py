@@ -13,7 +13,13 @@ import escapement
 from escapement import AmendStatus, MessageId, Receipt, Replace, Settings, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import Busy, InvalidRequest, LimitExceeded, OutcomeUnknown, StorageUnavailable
+from escapement.errors import (
+    Busy,
+    InvalidRequest,
+    LimitExceeded,
+    OutcomeUnknown,
+    StorageUnavailable,
+)
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived

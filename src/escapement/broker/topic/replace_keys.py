@@ -140,7 +140,7 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
         known = known._replace(due_ms=self._amendments.moves.current(known.offsets, known.due_ms))
         there = known.offsets >= 0
         pending = np.zeros(len(digests), bool)
-        pending[there] = self.pending(known.offsets[there], known.due_ms[there], now_ms)
+        pending[there] = self.pending(known.take(there), now_ms)
         holder = np.where(pending, known.offsets, -1)
         since_ms = np.where(pending, known.since_ms, now_ms)[key_of]
 
@@ -175,14 +175,15 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
         undurable = undurable[self._cancelled_before(undurable)]
         return Decision(due_ms, previous, known.take(pending & gone), undurable, dropped, keys)
 
-    def pending(self, offsets: Int64s, due_ms: Int64s, now_ms: int) -> Bools:
+    def pending(self, entries: ReplaceTable, now_ms: int) -> Bools:
         """Return which messages are pending; bool[n].
 
         A message for which there is no subscription is pending until it is due.
 
         Args:
-          due_ms: their current due times.
+          entries: their entries, with their current due times.
         """
+        offsets, due_ms = entries.offsets, entries.due_ms
         subscriptions = self._subscriptions()
         wanted = np.zeros(len(offsets), bool) if subscriptions else due_ms > now_ms
         for one in subscriptions:
@@ -191,9 +192,9 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
         for one in subscriptions:
             wanted &= ~one.was_handed(offsets)
             if one.doubtful_until_ms:
-                # The time of publishing is unknown here, and this is the safe one.
-                rows = Rows.fresh(due_ms, offsets)
-                may_have_had = one.may_have_had(rows, np.zeros(len(offsets), np.int64))
+                # A message was published when its chain began, or later. If a subscription may have
+                # had a message of a chain, the chain has ended there.
+                may_have_had = one.may_have_had(Rows.fresh(due_ms, offsets), entries.since_ms)
                 wanted &= ~(may_have_had & (offsets < self.doubtful_below))
         return wanted
 
@@ -226,8 +227,9 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
         self._purge_at = 2 * len(self) + _SPARE
 
     def _wanted(self, run: Run, now_ms: int) -> Bools:
-        due_ms = self._amendments.moves.current(run.offsets, run.numbers[1])
-        wanted = self.pending(run.offsets, due_ms, now_ms)
+        entries = ReplaceTable(run.digests, *run.numbers)
+        due_ms = self._amendments.moves.current(entries.offsets, entries.due_ms)
+        wanted = self.pending(entries._replace(due_ms=due_ms), now_ms)
         if wanted.any():
             wanted[wanted] = self.find_rows(run.digests[wanted])[0] == run.offsets[wanted]
         return wanted

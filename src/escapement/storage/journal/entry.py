@@ -3,9 +3,9 @@
 An entry consists of columns: the keys of the rows written to the log, the offsets that
 subscriptions acknowledged, the attempts of messages, the progress of each producer, the dedup keys
 of new messages, the event groups of new messages, the *lag* of the acknowledgements (how late
-they were, storage/encoding/lag.py), and the replace keys of new messages. Cancelled and *lapsed* offsets are stored among the
-acknowledged ones, under other ids (:func:`cancellations_id`, :func:`lapses_id`). Layout,
-little-endian::
+they were, storage/encoding/lag.py), and the replace keys of new messages. Cancelled and *lapsed*
+offsets are stored among the acknowledged ones, under other ids (:func:`cancellations_id`,
+:func:`lapses_id`). Layout, little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | producers u32
     keys size u32 | groups size u32 | lags size u32 | attempts size u32 |

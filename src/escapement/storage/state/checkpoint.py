@@ -1,16 +1,16 @@
 """A checkpoint: the changes to the broker's state since the last one, written to the database.
 
 The journal has a row for each group commit, with its changes to the *state*: acknowledged and
-cancelled messages, attempts, due times of rescheduled messages (*moves*), dedup and replace keys, members of
-event groups, progress of producers, lag. A checkpoint writes the sum of these changes to the tables
-of the state, and then *trims* the journal: it deletes the rows that it covers. Sets of offsets and
-moves are stored in *chunks*, which are replaced when they change. Attempts, dedup keys and replace
-keys are stored in numbered *parts*, which override those with lower numbers.
+cancelled messages, attempts, due times of rescheduled messages (*moves*), dedup keys, replace keys,
+members of event groups, progress of producers, lag. A checkpoint writes the sum of these changes to
+the tables of the state, and then *trims* the journal: it deletes the rows that it covers. Sets of
+offsets and moves are stored in *chunks*, which are replaced when they change. Attempts, dedup keys
+and replace keys are stored in numbered *parts*, which override those with lower numbers.
 
 This module owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``,
-``dedup_keys``, ``replace_keys`` and ``group_members``, and the order in which a checkpoint changes them and others. A
-checkpoint is written in short transactions, each of which begins with the lease check. A long one
-would delay the renewal of the lease, and all commits after it.
+``dedup_keys``, ``replace_keys`` and ``group_members``, and the order in which a checkpoint changes
+them and others. A checkpoint is written in short transactions, each of which begins with the lease
+check. A long one would delay the renewal of the lease, and all commits after it.
 
 The *mark*, which identifies the checkpoint, is written first. From then on, an index that lacks the
 messages of this checkpoint is not used. The journal is trimmed last. All values are absolute,

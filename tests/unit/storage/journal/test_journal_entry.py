@@ -13,6 +13,7 @@ from escapement.dedup import DIGEST
 from escapement.errors import LogDamaged
 from escapement.storage.encoding.dedup_keys import Keyed, KeyTable
 from escapement.storage.encoding.lag import Lag, Tally
+from escapement.storage.encoding.replace_keys import Replaceable, ReplaceTable
 from escapement.storage.encoding.seal import SEAL_BYTES, sealed
 from escapement.storage.journal.entry import (
     Acked,
@@ -40,12 +41,22 @@ groups = st.sets(st.integers(0, 2**40), max_size=20).map(
 tallies = st.dictionaries(st.integers(0, 5000), st.integers(1, 2**40), min_size=1).map(Tally.of)
 
 
-@st.composite
-def key_tables(draw: st.DrawFn) -> KeyTable:
+def key_columns(draw: st.DrawFn, numbers: int) -> list[np.ndarray]:
+    """Return a column of digests, and as many columns of numbers."""
     count = draw(st.integers(1, 3))
     found = draw(st.binary(min_size=16 * count, max_size=16 * count))
-    columns = [np.array(draw(st.lists(ids, min_size=count, max_size=count))) for _ in range(2)]
-    return KeyTable(np.frombuffer(found, DIGEST), *columns)
+    lists = [draw(st.lists(ids, min_size=count, max_size=count)) for _ in range(numbers)]
+    return [np.frombuffer(found, DIGEST), *map(np.array, lists)]
+
+
+@st.composite
+def key_tables(draw: st.DrawFn) -> KeyTable:
+    return KeyTable(*key_columns(draw, 2))
+
+
+@st.composite
+def replace_tables(draw: st.DrawFn) -> ReplaceTable:
+    return ReplaceTable(*key_columns(draw, 4))
 
 
 @st.composite
@@ -65,6 +76,7 @@ def entries(draw: st.DrawFn) -> JournalEntry:
         draw(st.lists(st.builds(Keyed, ids, key_tables()), max_size=2)),
         draw(st.lists(st.builds(Grouped, ids, names, groups), max_size=3)),
         draw(st.lists(st.builds(Lag, ids, ids, tallies), max_size=3)),
+        draw(st.lists(st.builds(Replaceable, ids, replace_tables()), max_size=2)),
     )
 
 
@@ -84,6 +96,7 @@ def plain(entry: JournalEntry) -> object:
         ],
         list(entry.producers),
         [(one.topic_id, [column.tolist() for column in one.keys]) for one in entry.keyed],
+        [(one.topic_id, [column.tolist() for column in one.keys]) for one in entry.replaceable],
         [(one.topic_id, one.group, one.offsets.tolist()) for one in entry.grouped],
         [
             (one.origin_id, one.hour_ms, one.tally.cells.tolist(), one.tally.counts.tolist())
@@ -133,7 +146,7 @@ def test_attempts_of_a_burst_take_few_bytes() -> None:
 
 def resealed(entry: bytes, at: int, part: bytes) -> bytes:
     """Replace bytes of an entry, and compute its checksum again."""
-    head = struct.calcsize("<BxxxIIIIIII")
+    head = struct.calcsize("<BxxxIIIIIIII")
     changed = entry[:at] + part + entry[at + len(part) :]
     return sealed(changed[:head], [changed[head + SEAL_BYTES :]])
 
@@ -147,6 +160,6 @@ def test_group_whose_name_is_not_text_counts_as_damage() -> None:
 def test_entry_with_an_impossible_number_of_attempts_counts_as_damage() -> None:
     """It is noticed before memory is allocated for them."""
     entry = encode_entry(JournalEntry(attempts=some_attempts(1)))
-    at = struct.calcsize("<BxxxIIIIIII") + SEAL_BYTES
+    at = struct.calcsize("<BxxxIIIIIIII") + SEAL_BYTES
     with pytest.raises(LogDamaged, match="4294967295 attempts"):
         decode_entry(resealed(entry, at, b"\xff" * 4))
