@@ -126,6 +126,35 @@ def test_messages_are_cancelled_by_id_with_a_status_each(
     assert "another topic" in capsysbinary.readouterr().err.decode()
 
 
+def test_replaced_and_kept_messages_are_named(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """B11: produce prints the id of a kept message, and tells on stderr what happened."""
+
+    def produce(*words: str) -> tuple[int, str, str]:
+        code = run(["produce", "carts", *words, "--delay", "1h"])
+        out, err = (text.decode() for text in capsysbinary.readouterr())
+        return code, out.strip(), err
+
+    first = say("produce", "carts", "a", "--delay", "1h", "--replace", "cart-7").strip()
+    code, second, err = produce("b", "--replace", "cart-7")
+    assert (code, err) == (0, f"replaced {first}\n")
+    kept = produce("c", "--replace", "cart-7", "--replace-mode", "first")
+    assert kept == (0, second, f"kept {second}: the new message was dropped\n")
+    debounce = ("--replace-mode", "debounce", "--max-wait", "5m")
+    code, _, err = produce("d", "--replace", "cart-7", *debounce)
+    assert (code, err) == (0, f"replaced {second}\n")
+    (row,) = json.loads(say("peek", "carts", "-o", "json"))
+    assert row["payload"] == "d"
+    assert row["due_in_ms"] <= 300_000
+    for wrong in (
+        ("--replace", "k", "--replace-mode", "debounce"),
+        ("--replace", "k", "--max-wait", "5m"),
+        ("--replace-mode", "first"),
+    ):
+        assert produce("x", *wrong)[0] == 2
+
+
 def test_message_with_a_known_dedup_key_is_not_stored(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

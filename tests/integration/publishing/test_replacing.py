@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,8 +26,9 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 from support.database.outages import Outage
+from support.faults.dying_brokers import DiesAt
 from support.faults.held_calls import COMMIT, Held
-from support.storage.commit_pipelines import FaultyEngine, Once
+from support.storage.commit_pipelines import FaultyEngine, Once, no_fault
 
 HOUR = timedelta(hours=1)
 HURRIED = Settings(heartbeat_s=None, close_timeout_s=0)
@@ -56,6 +59,16 @@ async def stored_parts(world: World) -> int:
         return len(connection.execute("SELECT part FROM replace_keys").rows)
     finally:
         connection.close()
+
+
+def _dies_after_commit(engine: FaultyEngine) -> Callable[[str], None]:
+    """Return a fault of a broker that dies when its COMMIT has taken effect."""
+
+    def after(step: str) -> None:
+        engine.before = DiesAt(0)
+        raise OutcomeUnknown("the broker's process has ended")
+
+    return after
 
 
 # -- the modes ---------------------------------------------------------------------------------
@@ -311,12 +324,40 @@ async def test_commit_whose_reply_is_lost_replaces_once(
             engine.before = lost
         lost.arm()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: producer.send(b"b", delay=HOUR, replace="k"))
+            nursery.start_soon(partial(producer.send, b"b", delay=HOUR, replace="k"))
             await world.clock.advance(seconds=5)
         third = await producer.send(b"c", delay=HOUR, replace="k")
         assert third.replaced is not None
         await world.clock.advance(hours=1)
         assert await deliveries(broker) == [b"c"]
+
+
+async def test_crash_at_any_step_of_the_commit_leaves_one_message(mock_clock: MockClock) -> None:
+    """B11: before each call to the database, and after the COMMIT but before its effect."""
+    for number in range(13):
+        engine = FaultyEngine(SqliteEngine.in_memory())
+        async with testing.start(engine=engine) as world:
+            async with world.connect(settings=HURRIED) as broker:
+                await subscribe(broker, "s")
+                producer = await broker.producer("t")
+                await producer.send(b"a", delay=HOUR, replace="k")
+                if number:
+                    engine.before = DiesAt(number)
+                else:
+                    engine.after = _dies_after_commit(engine)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(partial(producer.send, b"b", delay=HOUR, replace="k"))
+                    await world.clock.settle()
+                    await world.crash()
+                    nursery.cancel_scope.cancel()
+            engine.before = engine.after = no_fault
+            await world.restart()
+            async with world.connect() as broker:
+                left = [message.id.offset async for message in broker.peek("t")]
+                assert len(left) == 1
+                assert left == [1] or number
+                again = await (await broker.producer("t")).send(b"c", delay=HOUR, replace="k")
+                assert again.replaced == id(left[0])
 
 
 async def test_refused_message_leaves_the_pending_one_in_its_place(mock_clock: MockClock) -> None:
