@@ -1,7 +1,7 @@
 """Replace keys: a message may take the place of a pending message with the same key.
 
-The protocol and the broker have for each message the digest of its *replace key*, as for dedup keys
-(``escapement.dedup``), and a number that says how it meets a pending message with this key:
+The protocol and the broker have the digest of each message's *replace key*, as for dedup keys
+(``escapement.dedup``), and its *mode* when it meets a pending message with this key:
 
 - ``LATEST``: the new message replaces it.
 - ``FIRST``: the pending message stays, and the new one is dropped.

@@ -188,7 +188,7 @@ async def test_single_sends_of_two_producers_form_one_chain(mock_clock: MockCloc
         assert len(await deliveries(broker)) == 1
 
 
-# -- what is pending ---------------------------------------------------------------------------
+# -- pending messages -------------------------------------------------------------------------
 
 
 async def test_message_in_flight_is_not_replaced(mock_clock: MockClock) -> None:
@@ -233,7 +233,7 @@ async def test_cancelled_expired_or_moved_message(mock_clock: MockClock) -> None
 async def test_message_without_a_subscription_is_pending_until_it_is_due(
     mock_clock: MockClock,
 ) -> None:
-    """B11: nobody may get it afterwards, so it does not hold up new messages."""
+    """B11: it is delivered to no later subscription, so it does not hold up new ones."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
         first = Replace.first("k")

@@ -67,7 +67,7 @@ class Sent:
 
 
 class Model:
-    """What each message and each subscription must be like."""
+    """The expected state of all messages and subscriptions."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

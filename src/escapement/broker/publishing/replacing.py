@@ -6,7 +6,7 @@ cancellation, and the entry of the key. If the transaction fails, the cancellati
 the pending message is offered again. So at each moment one of the two messages can be delivered.
 
 :class:`~escapement.broker.topic.replace_keys.ReplaceKeys` decides;
-:mod:`~escapement.broker.settlement` applies what has become durable.
+:mod:`~escapement.broker.settlement` applies durable decisions.
 """
 
 from __future__ import annotations

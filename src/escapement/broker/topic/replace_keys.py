@@ -37,7 +37,7 @@ _SPARE: Final = 4096
 
 
 class Decision(NamedTuple):
-    """What happens to new messages with replace keys, and to pending ones that they meet.
+    """The decision about new messages with replace keys, and pending ones that they meet.
 
     ``due_ms`` and ``previous`` have an element for each new message: its due time, and the offset
     of the message that it replaces or gives way to, -1 if none. ``replaced`` are the entries of
@@ -124,7 +124,7 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
     def decide(self, new: KeyedMessages, now_ms: int) -> Decision:
         """Decide what happens to new messages.
 
-        They take effect in the order of their offsets, as if each were published by itself.
+        They take effect in the order of their offsets. Each one is pending for those after it.
 
         Complexity: O(n log n) in numpy, and a search in each run of entries.
 
@@ -178,7 +178,7 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
     def pending(self, entries: ReplaceTable, now_ms: int) -> Bools:
         """Return which messages are pending; bool[n].
 
-        A message for which there is no subscription is pending until it is due.
+        If the topic has no subscription, messages are pending until they are due.
 
         Args:
           entries: their entries, with their current due times.
@@ -199,7 +199,7 @@ class ReplaceKeys(KeyStore[ReplaceTable]):
         return wanted
 
     def _cancelled_before(self, offsets: Int64s) -> Bools:
-        """Return which messages are cancelled, not durably, and were delivered to nobody; bool[n].
+        """Return which messages are cancelled, not durably, and were never delivered; bool[n].
 
         If one of them was still pending after a crash, it would be beside the new message.
         """

@@ -17,7 +17,7 @@ from escapement.replacement import FIRST, LATEST
 
 
 class Replace:
-    """What happens to a pending message that has the same replace key as a new one.
+    """A replace key, and how a new message meets a pending one with the same key.
 
     Create it with ``latest``, ``first`` or ``debounce``.
     """

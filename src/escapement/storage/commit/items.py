@@ -53,7 +53,7 @@ class KeyedMessages(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """What happens to messages with replace keys, decided when their group is formed.
+    """The decision about messages with replace keys, made when their group is formed.
 
     ``due_ms`` and ``previous`` have an element for each message: its due time, and the offset of
     the message that it replaces or gives way to, -1 if none. ``cancelled`` are the offsets of all
