@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.access.grant import ACTIONS, Action, Grant, read_actions
+from escapement.access.grant import ACTIONS, Action, Grant, check_role, read_actions
 from escapement.access.pattern import ALL, Pattern
 from escapement.access.rights import Need, Rights
 from escapement.errors import AccessDenied, InvalidRequest
@@ -71,3 +71,26 @@ def test_unknown_actions_are_refused_with_the_known_ones(names: list[str]) -> No
     with pytest.raises(InvalidRequest, match="produce, consume, peek, cancel, admin"):
         read_actions(names)
     assert read_actions(["peek", "peek"]) == {"peek"}
+
+
+@pytest.mark.parametrize(
+    ("role", "is_valid"),
+    [
+        ("billing", True),
+        ("spiffe://shop.example/billing", True),
+        ("urn:shop:billing", True),
+        ("spiffe://" + "x" * 200, False),
+        ("spiffe://shop/a b", False),
+        ("spiffe://shop/a\n", False),
+        ("spiffe://shop/$(x)", False),
+        ("a/b", False),
+        ("", False),
+    ],
+)
+def test_role_is_a_name_or_the_uri_of_a_certificate(role: str, is_valid: bool) -> None:
+    """O1, O2: a role that a certificate names can get grants."""
+    if is_valid:
+        assert check_role(role) == role
+    else:
+        with pytest.raises(InvalidRequest):
+            check_role(role)
