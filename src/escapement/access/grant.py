@@ -43,6 +43,12 @@ class Grant:
         """Return whether the grant allows an action on everything that ``pattern`` covers."""
         return (action in self.actions or "admin" in self.actions) and self.pattern.covers(pattern)
 
+    def reaches(self, action: Action, pattern: Pattern) -> bool:
+        """Return whether the grant allows an action on a part of what ``pattern`` covers."""
+        return self.allows(action, pattern) or (
+            pattern.covers(self.pattern) and self.allows(action, self.pattern)
+        )
+
     @property
     def listed(self) -> list[Action]:
         """The actions in their usual order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from escapement.broker.access.caller import Caller
 from escapement.broker.admin import (
     dlq,
     grants,
@@ -37,8 +38,11 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def carry_out(self, verb: str, arguments: Mapping[str, Any]) -> Plain:
-        """Run a verb and return its result.
+    async def carry_out(self, verb: str, arguments: Mapping[str, Any], caller: Caller) -> Plain:
+        """Run a verb and return its result. The caller's rights have been checked.
+
+        Args:
+          caller: decides what a listing shows.
 
         Raises:
           InvalidRequest: if the verb is unknown, or its arguments are wrong.
@@ -46,7 +50,7 @@ class Admin:
         function = VERBS.get(verb)
         if function is None:
             raise InvalidRequest(f"there is no verb {verb!r}; use one of {', '.join(VERBS)}")
-        return await function(self._broker, Arguments(verb, arguments))
+        return await function(self._broker, Arguments(verb, arguments, caller))
 
 
 async def _stats(broker: Broker, given: Arguments) -> Plain:

@@ -22,11 +22,14 @@ async def _list_grants(broker: Broker, given: Arguments) -> Plain:
     role, text = given.optional_text("role"), given.optional_text("within")
     given.end()
     within = ALL if text is None else Pattern.parse(text)
+    seen = given.caller.coverage("admin")
     async with broker.answering:
         return [
             _plain(grant)
             for grant in broker.services.access.rights
-            if role in (None, grant.role) and within.covers(grant.pattern)
+            if role in (None, grant.role)
+            and within.covers(grant.pattern)
+            and grant.pattern.text in seen
         ]
 
 

@@ -13,14 +13,16 @@ from escapement.storage.catalog.catalog import Namespace
 
 async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
     given.end()
+    seen = given.caller.coverage("peek")
     async with broker.answering:
         registry = broker.registry
         counts: dict[int, int] = {}
         for record in registry.topics.values():
             counts[record.namespace_id] = counts.get(record.namespace_id, 0) + 1
+        shown = (one for one in registry.namespaces if f"{one.tenant}/{one.name}/*" in seen)
         return [
             _namespace(namespace) | {"topics": counts.get(namespace.id, 0)}
-            for namespace in islice(registry.namespaces, MAX_ROWS)
+            for namespace in islice(shown, MAX_ROWS)
         ]
 
 
