@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +31,9 @@ from escapement.errors import (
 from escapement.names import full_name
 from escapement.storage.bootstrap_request import BootstrapRequest
 from escapement.storage.engine.base import Engine
-from escapement.testing import World, arrived
+from escapement.testing import arrived
 from support.rights_table import rights_table
+from support.roles import begin, connected, new_token
 from support.verb_arguments import TAKEN
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "rights.md"
@@ -44,6 +45,8 @@ ROLES: Final[dict[str, dict[str, list[str]]]] = {
     "tenant-admin": {"public/*": ["admin"]},
     "other-tenant": {"a/*": ["admin"]},
     "tables": {"table://a/*": ["produce", "consume", "peek"]},
+    "schedule-admin": {"public/default/again": ["admin"]},
+    "schedule-producer": {"public/default/again": ["admin"], "t": ["produce"]},
     "one-topic": {"t": ["produce", "consume", "peek", "cancel"]},
     "two-grants": {"t": ["produce"], "public/default/u": ["produce"]},
     **{f"{one}-here": {"public/default/*": [one]} for one in ("produce", "consume", "peek")},
@@ -57,26 +60,6 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         for verb, taken in TAKEN.items()
     },
 }
-
-
-async def begin(world: World) -> Token:
-    """Create the first token, of a superuser."""
-    token = Token.new()
-    await world.server.services.access.bootstrap("root", token.id, token.digest)
-    return token
-
-
-@contextlib.asynccontextmanager
-async def connected(world: World, token: Token) -> AsyncIterator[escapement.Broker]:
-    settings = escapement.Settings(heartbeat_s=None, close_timeout_s=0)
-    async with world.connect(token=token.text, settings=settings) as broker:
-        yield broker
-
-
-async def new_token(root: escapement.Broker, role: str, **arguments: Any) -> Token:
-    token = Token.new()
-    await root.admin("tokens.create", role=role, id=token.id, digest=token.digest, **arguments)
-    return token
 
 
 async def again(call: Callable[[], Awaitable[Any]]) -> None:
@@ -114,6 +97,8 @@ async def ask(broker: escapement.Broker, name: str, arguments: dict[str, Any]) -
 def resource(words: str, given: dict[str, Any]) -> list[str]:
     """Return what the words of the page mean for a request; a naive model."""
     words = words.removeprefix("a part of ")
+    if words == "the topic that `schedule` publishes to":
+        return [full_name("t")]
     name = words.split("`")[1]
     if "policy" in words or (words.endswith("if given") and name not in given):
         return []
@@ -156,6 +141,9 @@ async def test_each_role_may_make_exactly_the_requests_that_the_page_of_rights_l
     assert TABLE.keys() == REQUESTS.keys()
     async with testing.start(engine=engine) as world, connected(world, await begin(world)) as root:
         denied = allowed = 0
+        await root.admin(
+            "schedules.create", schedule="public/default/again", topic="t", every_ms=1 << 40
+        )
         for role, grants in ROLES.items():
             for pattern, actions in grants.items():
                 await root.admin("grants.add", role=role, pattern=pattern, actions=actions)
@@ -171,113 +159,6 @@ async def test_each_role_may_make_exactly_the_requests_that_the_page_of_rights_l
                     assert broker.connected, (role, name)
         assert denied > 300
         assert allowed > 200
-
-
-LISTED: Final[dict[str, tuple[str, ...]]] = {
-    "topics": ("a/b/1", "a/b/2", "a/bc/1", "b/b/1", "b/b/12", "b/c/1"),
-    "schedules": ("a/b/s", "a/bc/s", "b/b/s", "b/b/x"),
-}
-# Grants of one role: patterns with the action peek.
-VIEWS: Final = (
-    ["*"], ["a/*"], ["a/b/*"], ["a/b*"], ["a/b/1"], ["b/b/1*", "a/bc/1"], ["a/*", "a/b/*", "b/b/s"],
-    ["c/*"], ["a/b/1", "a/b/9", "b/*"], ["table://a/*"],
-)  # fmt: skip
-
-
-async def test_listing_has_exactly_what_the_grants_of_the_role_cover(
-    mock_clock: trio.testing.MockClock, engine: Engine
-) -> None:
-    """O1: names, counts and the existence of a namespace, against a naive filter."""
-    async with testing.start(engine=engine) as world, connected(world, await begin(world)) as root:
-        await root.admin("topics.create_many", topics=list(LISTED["topics"]))
-        for name in LISTED["schedules"]:
-            await root.admin("schedules.create", schedule=name, topic="b/c/1", every_ms=60_000)
-        everything = await root.admin("topics.list")
-        assert everything["topics"] == sorted(LISTED["topics"])
-        namespaces = {row["namespace"]: row for row in await root.admin("namespaces.list")}
-        assert {"a/b", "a/bc", "b/b", "b/c"} <= namespaces.keys()
-        for number, patterns in enumerate(VIEWS):
-            role = f"r{number}"
-            for pattern in patterns:
-                await root.admin("grants.add", role=role, pattern=pattern, actions=["peek"])
-
-            def seen(names: Iterable[str], within: str = "", by: list[str] = patterns) -> list[str]:
-                return sorted(
-                    name
-                    for name in names
-                    if name.startswith(within) and any(fnmatchcase(name, one) for one in by)
-                )
-
-            async with connected(world, await new_token(root, role)) as broker:
-                topics = seen(LISTED["topics"])
-                expected = {"topics": topics, "total": len(topics)}
-                assert await broker.admin("topics.list") == expected, patterns
-                rows = await broker.admin("schedules.list")
-                assert [one["schedule"] for one in rows] == seen(LISTED["schedules"])
-                covered = {name[:-2] for name in seen(f"{name}/*" for name in namespaces)}
-                rows = await broker.admin("namespaces.list")
-                assert rows == [namespaces[name] for name in sorted(covered)]
-                for namespace in ("a/b", "b/b", "a/none"):
-                    scope = f"{namespace}/"
-                    pattern = f"{scope}*"
-                    found: Any
-                    try:
-                        found = (await broker.admin("topics.list", namespace=namespace))["topics"]
-                    except (AccessDenied, NotFound) as error:
-                        found = type(error)
-                    # Whether a namespace exists is for those who may see all of it.
-                    if not any(
-                        fnmatchcase(pattern, p) or fnmatchcase(p, pattern) for p in patterns
-                    ):
-                        assert found is AccessDenied, (patterns, namespace)
-                    elif namespace == "a/none" and any(fnmatchcase(pattern, p) for p in patterns):
-                        assert found is NotFound
-                    else:
-                        assert found == seen(LISTED["topics"], scope), (patterns, namespace)
-
-
-async def test_tenant_admin_sees_the_grants_of_the_tenant_and_no_others(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    """O1: not those of everything either."""
-    async with testing.start() as world, connected(world, await begin(world)) as root:
-        for pattern in ("a/*", "a/b/t", "b/*"):
-            await root.admin("grants.add", role="r", pattern=pattern, actions=["peek"])
-        await root.admin("grants.add", role="admin-of-a", pattern="a/*", actions=["admin"])
-        async with connected(world, await new_token(root, "admin-of-a")) as broker:
-            rows = await broker.admin("grants.list")
-            assert [(one["role"], one["pattern"]) for one in rows] == [
-                ("admin-of-a", "a/*"), ("r", "a/*"), ("r", "a/b/t")
-            ]  # fmt: skip
-            rows = await broker.admin("grants.list", within="*", role="r")
-            assert [one["pattern"] for one in rows] == ["a/*", "a/b/t"]
-
-
-async def test_rights_are_checked_after_the_wait_for_a_peer_that_does_not_read(
-    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """O1: a peer cannot keep a right by sending requests and not reading their answers."""
-    async with testing.start() as world, connected(world, await begin(world)) as root:
-        await root.admin("grants.add", role="r", pattern="a/*", actions=["admin"])
-        async with connected(world, await new_token(root, "r")) as broker:
-            room = trio.Event()
-            wait = Outbound.room
-
-            async def full(outbound: Outbound) -> None:
-                await room.wait()
-                await wait(outbound)
-
-            async def ask() -> None:
-                with pytest.raises(AccessDenied):
-                    await broker.admin("topics.create", topic="a/b/t")
-
-            monkeypatch.setattr(Outbound, "room", full)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask)
-                await trio.testing.wait_all_tasks_blocked()
-                await world.server.services.access.remove_grant("r", Pattern("a/*"), None)
-                room.set()
-        assert (await root.admin("topics.list"))["topics"] == []
 
 
 async def test_log_without_tokens_lets_everyone_do_everything_until_the_first_token(
@@ -488,6 +369,33 @@ async def test_tokens_and_grants_are_bounded(
         with pytest.raises(LimitExceeded):
             await root.admin("grants.add", role="c", pattern="t", actions=["peek"])
         await root.admin("grants.add", role="a", pattern="t", actions=["produce"])
+
+
+async def test_rights_are_checked_after_the_wait_for_a_peer_that_does_not_read(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: a peer cannot keep a right by sending requests and not reading their answers."""
+    async with testing.start() as world, connected(world, await begin(world)) as root:
+        await root.admin("grants.add", role="r", pattern="a/*", actions=["admin"])
+        async with connected(world, await new_token(root, "r")) as broker:
+            room = trio.Event()
+            wait = Outbound.room
+
+            async def full(outbound: Outbound) -> None:
+                await room.wait()
+                await wait(outbound)
+
+            async def ask() -> None:
+                with pytest.raises(AccessDenied):
+                    await broker.admin("topics.create", topic="a/b/t")
+
+            monkeypatch.setattr(Outbound, "room", full)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked()
+                await world.server.services.access.remove_grant("r", Pattern("a/*"), None)
+                room.set()
+        assert (await root.admin("topics.list"))["topics"] == []
 
 
 async def test_messages_cost_no_check(

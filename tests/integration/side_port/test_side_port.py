@@ -240,6 +240,17 @@ async def test_verbs_work_over_http_with_bytes_and_errors(
         assert answer.status_code == 405
 
 
+async def test_body_with_half_a_surrogate_pair_is_refused(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """O4: JSON can write such text, which nothing can encode; it is no error of the broker."""
+    async with testing.start() as world, side_port(world) as http:
+        for body in (b'{"topic": "t", "key": "\\ud800"}', b'{"topic": "t", "x": [{"\\udfff": 1}]}'):
+            headers = {"content-type": "application/json"}
+            answer = await http.post(path_of("topics.peek"), content=body, headers=headers)
+            assert await refusal(answer) == (400, "invalid_request")
+
+
 async def test_admin_api_is_for_programs_on_the_machine_of_the_broker(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -114,6 +114,8 @@ def part_of(right: Right) -> Right:
 
 
 _TABLES: Final = Right("peek", "`table://*`", lambda get: [ALL_TABLES])
+# The request does not name this topic. The verb checks the right when it has found the schedule.
+_SCHEDULED: Final = Right("produce", "the topic that `schedule` publishes to", lambda get: [])
 # The copy of a dead letter goes there.
 _DEAD_LETTERS: Final = in_policy("produce", "dead_letter_topic")
 
@@ -158,9 +160,12 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "schedules.list": (part_of(namespace("peek", optional=True)),),
     "schedules.get": (topic("peek", "schedule"),),
     "schedules.create": (topic("produce", "schedule"), topic("produce")),
-    # The messages go to the topic that the schedule has now, which the request does not name.
-    "schedules.update": (topic("admin", "schedule"), topic("produce", optional=True)),
-    "schedules.run_now": (topic("admin", "schedule"),),
+    "schedules.update": (
+        topic("admin", "schedule"),
+        topic("produce", optional=True),
+        _SCHEDULED,
+    ),
+    "schedules.run_now": (topic("admin", "schedule"), _SCHEDULED),
     "schedules.next": (topic("peek", "schedule"),),
     "schedules.pause": (topic("cancel", "schedule"),),
     "schedules.resume": (topic("cancel", "schedule"),),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from escapement.access.pattern import Pattern
+from escapement.access.rights import Need
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
@@ -74,14 +77,14 @@ async def _update_schedule(broker: Broker, given: Arguments) -> Plain:
     given.end()
     if changes == Changed():
         raise InvalidRequest("schedules.update needs at least one change")
-    return _plain(scheduler, await scheduler.update(name, changes))
+    return _plain(scheduler, await scheduler.update(name, changes, _producer(given)))
 
 
 async def _run_schedule_now(broker: Broker, given: Arguments) -> Plain:
     scheduler = broker.services.scheduler
     name = _name(given)
     given.end()
-    return _plain(scheduler, await scheduler.run_now(name))
+    return _plain(scheduler, await scheduler.run_now(name, _producer(given)))
 
 
 async def _next_occurrences(broker: Broker, given: Arguments) -> Plain:
@@ -112,6 +115,14 @@ async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:
     given.end()
     await broker.services.scheduler.delete(name)
     return {"deleted": name.full}
+
+
+def _producer(given: Arguments) -> Callable[[str], None]:
+    """Return a check that the caller may publish to the topic of a schedule.
+
+    The schedule may be of another role, and its topic is not in the request.
+    """
+    return lambda topic: given.caller.check([Need("produce", Pattern(topic))])
 
 
 def _name(given: Arguments) -> TopicName:

@@ -16,10 +16,12 @@ def decode(body: bytes) -> dict[str, Any]:
     """Return the arguments of a verb from the body of a request; an empty body has none.
 
     Raises:
-      InvalidRequest: if the body is not a JSON object.
+      InvalidRequest: if the body is not a JSON object, or has text that is not Unicode: half of a
+        surrogate pair.
     """
     try:
         found = json.loads(body or b"{}", object_hook=_unwrapped)
+        encode(found)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The body is not JSON: {error}.") from error
     if not isinstance(found, dict):
