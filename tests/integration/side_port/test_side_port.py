@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,35 +15,10 @@ from escapement.access.token import Token
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.side_port.app import SidePortApp
 from escapement.broker.side_port.detailed import MAX_SERIES
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
-from escapement.broker.side_port.shown import Shown
-from escapement.testing import World
 from support.metrics import parsed, plain, scrape
-
-LOCAL = ("127.0.0.1", 1)
-
-
-@asynccontextmanager
-async def side_port(
-    world: World | None, *, admin: bool = True, client: tuple[str, int] = LOCAL
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Call the application of a broker's side port."""
-    shown = Shown()
-    if world is not None:
-        shown.show(world.server, lambda: 0)
-        world.server.on_end(shown.end)
-    async with trio.open_nursery() as nursery:
-        app = SidePortApp(shown, nursery, admin=admin)
-        transport = httpx.ASGITransport(app.asgi, client=client)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-            yield http
-        nursery.cancel_scope.cancel()
-
-
-async def refusal(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]
+from support.side_ports import refusal, side_port
 
 
 async def test_broker_that_has_not_started_is_alive_and_not_ready() -> None:

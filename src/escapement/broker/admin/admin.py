@@ -29,6 +29,7 @@ from escapement.broker.admin import (
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
+from escapement.broker.broker_stats import BrokerStats
 from escapement.errors import InvalidRequest
 
 
@@ -53,12 +54,12 @@ class Admin:
         return await function(self._broker, Arguments(verb, arguments, caller))
 
 
-async def _stats(broker: Broker, given: Arguments) -> Plain:
+async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
     return broker.stats()
 
 
-async def _update(broker: Broker, given: Arguments) -> Plain:
+async def _update(broker: Broker, given: Arguments) -> BrokerStats:
     count = given.optional_number("table_parallelism")
     given.end()
     if count is None:
