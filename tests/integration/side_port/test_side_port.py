@@ -240,6 +240,9 @@ async def test_admin_api_is_for_programs_on_the_machine_of_the_broker(
             for headers in ({"host": "evil.example"}, {"host": "evil.example:80"}):
                 answer = await http.post(stats, json={}, headers=headers)
                 assert await refusal(answer) == (403, "forbidden")
+            for header in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"):
+                answer = await http.post(stats, json={}, headers={header: "127.0.0.1"})
+                assert await refusal(answer) == (403, "forbidden")
             answer = await http.post(stats, content=b"{}", headers={"content-type": "text/plain"})
             assert await refusal(answer) == (400, "invalid_request")
             answer = await http.get(f"{PREFIX}/openapi.json", headers={"host": "evil.example"})
@@ -271,6 +274,7 @@ async def test_admin_api_needs_the_rights_of_a_token(
         answer = await ask("topics.create", reader.text, topic="t")
         assert await refusal(answer) == (403, "access_denied")
         assert (await ask("topics.create", root.text, topic="t")).status_code == 200
+        http.headers["x-forwarded-for"] = "10.0.0.1"  # a proxy, which tokens permit
         assert (await ask("topics.get", reader.text, topic="t")).status_code == 200
         assert (await ask("tokens.revoke", root.text, id=reader.id)).status_code == 200
         answer = await ask("topics.get", reader.text, topic="t")
