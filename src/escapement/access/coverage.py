@@ -1,4 +1,4 @@
-"""What some patterns cover together, to filter a listing by the grants of a role.
+"""The union of some patterns, to filter a listing by the grants of a role.
 
 A listing may have a hundred thousand names, and a role 256 grants. So the patterns are first
 reduced to beginnings of which none begins with another one. In sorted order, the last beginning
@@ -14,7 +14,7 @@ from escapement.access.pattern import Pattern
 
 
 class Coverage:
-    """What some patterns cover together."""
+    """The union of some patterns: everything that at least one of them covers."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._names: set[str] = set()

@@ -2,7 +2,7 @@
 
 The return type of a verb's function describes its result. It is made of typed dictionaries, which
 mypy compares with the code, and of the classes below. ``side_port/schemas.py`` makes the schemas of
-the OpenAPI document from it, so there is no second description.
+the OpenAPI document from it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ class Nothing(TypedDict):
 
 
 class Deleted(TypedDict):
-    """The name of what was deleted."""
+    """The name of a deleted object."""
 
     deleted: str

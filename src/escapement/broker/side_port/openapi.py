@@ -13,7 +13,7 @@ from escapement.broker.side_port.refusals import STATUSES, Error
 from escapement.broker.side_port.schemas import Schemas
 
 PREFIX: Final = "/admin/v1"
-# The statuses of refused and failed requests, with what they mean.
+# The statuses of refused and failed requests, with the codes of their errors.
 _REFUSALS: Final = {
     status: " or ".join(sorted(kind.code for kind, one in STATUSES.items() if one is status))
     for status in sorted(set(STATUSES.values()))
