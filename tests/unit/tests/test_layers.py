@@ -39,6 +39,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"admission", "certificates"},
     {
         "binary_logs",
+        "broker_stats",
         "crash",
         "lease_keeper",
         "limits",
