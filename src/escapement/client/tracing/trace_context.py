@@ -40,8 +40,8 @@ _SMALL: Final = 0x80
 _MOST_SMALL: Final = 15
 _LARGE: Final = 0xDE
 _MOST_LARGE: Final = 0xFFFF
-# The bytes by which a message may grow besides the entries: the header of its map, and the length of
-# its properties, if no other message of the batch has any.
+# The bytes by which a message may grow besides the entries: the header of its map, and the length
+# of its properties, if no other message of the batch has any.
 _GROWTH_BYTES: Final = 8
 
 
