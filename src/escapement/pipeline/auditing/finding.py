@@ -11,11 +11,13 @@ class Kind(StrEnum):
 
     STATE = "topic state"  # stored sets of offsets, due times or attempts that do not decode
     LOG_ROWS = "log rows"  # a row does not decode, or contradicts its own columns
-    LOG_ORDER = "log order"  # rows are missing, overlap, or lie beyond the end of the log
+    LOG_ORDER = "log order"  # rows are missing or overlap
+    TOPIC_END = "topic end"  # the catalog has another end of the log than its rows
     RESCHEDULED = "rescheduled messages"
     CURSORS = "cursors"
     RETRIES = "retry state"
     INDEX = "index"  # other messages than the log and the cursors require
+    STALE_INDEX = "stale index"  # a broker would discard the index
     INDEX_FILES = "index files"  # the manifest or a segment is damaged
     ARCHIVE = "archive"
 

@@ -64,6 +64,10 @@ class IndexCount:
                 continue  # a merge has replaced the manifest meanwhile
             return cls(directory, manifest, segments)
 
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
     def unchanged(self) -> bool:
         """Return whether the broker still has the same manifest. Raises ``IndexDamaged``."""
         return ManifestFile(self._directory, no_failpoint).current == self._manifest

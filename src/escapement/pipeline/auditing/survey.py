@@ -14,6 +14,7 @@ This module does not use Spark. `escapement check` uses it too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -28,8 +29,10 @@ from escapement.pipeline.auditing.recount import Digest, Needs, Recount, Stretch
 from escapement.pipeline.selection import END, Span
 from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.pipeline.source.part import Moved, stated_again
+from escapement.storage.catalog.catalog import find_topic
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.keys import Keys
+from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import TopicState, read_topics
 
@@ -61,6 +64,8 @@ class Survey:
     Attributes:
       index: the index to compare with; None for none.
       states: by the full names of the topics. Topics that were deleted meanwhile are left out.
+      ends: for each topic whose log has rows beyond its end in the catalog, the end of its log, by
+        the id of the topic. The states have this end too.
       missing: for each topic that does not exist, an error that says so.
       stretches: the logs of these topics in pieces, topic after topic.
       is_unsettled: whether the index has changed meanwhile, so that the survey is invalid.
@@ -79,6 +84,8 @@ class Survey:
         self.states: dict[str, TopicState] = {}
         self.missing: list[NotFound] = []
         self.is_stale = False
+        self.ends: dict[int, int] = {}
+        ends = _ends(connection, names)  # read before the states, which may have later messages
         for name, state in zip(names, _states(engine, connection, names), strict=True):
             if isinstance(state, NotFound):
                 self.missing.append(state)
@@ -86,11 +93,22 @@ class Survey:
                 self._note(name.full, str(state), Kind.STATE)
             else:
                 self.states[name.full] = state
+                self._end(state, ends.get(state.record.id, 0))
         bases = self._unindexed(connection)
         self.is_unsettled = index is not None and not index.unchanged()
         self.stretches: list[Stretch] = []
         for topic, state in self.states.items():
             self.stretches += _cut(topic, state, *bases.get(state.record.id, ([], [])))
+
+    def _end(self, state: TopicState, end: int) -> None:
+        """Report a log with rows beyond the end that the catalog and the journal name."""
+        if end > state.end_offset:
+            text = (
+                f"the log has messages up to offset {end - 1}, but the catalog says that the next"
+                f" message gets offset {state.end_offset}"
+            )
+            self._note(state.name, text, Kind.TOPIC_END)
+            self.ends[state.record.id] = state.end_offset = end
 
     def _unindexed(self, connection: Connection) -> dict[int, tuple[list[Span], list[int]]]:
         """Return the log rows that the index does not have yet, by topic id.
@@ -112,7 +130,7 @@ class Survey:
             self._note(
                 "",
                 "the index does not fit the log: the broker rebuilds it at its next start",
-                Kind.INDEX,
+                Kind.STALE_INDEX,
             )
         for key in rows or ():
             spans, bases = found.setdefault(key.topic_id, ([], []))
@@ -254,6 +272,19 @@ class Survey:
         finding = Finding(topic, what, kind)
         if finding not in self._findings:
             self._findings.append(finding)
+
+
+def _ends(connection: Connection, names: Sequence[TopicName]) -> dict[int, int]:
+    """Return where the log of each topic ends, by its rows and by the id of the topic."""
+    ids = []
+    for name in names:
+        with suppress(NotFound):
+            ids.append(find_topic(connection, name).id)
+
+    def look(log: Log) -> dict[int, int]:
+        return {id: log.end_offset(connection, id) for id in ids}
+
+    return Log.reading(connection, look) if ids else {}
 
 
 def _states(
