@@ -93,8 +93,7 @@ class Check:
             self._tell("the file of SQLite")
             yield from _check_sqlite(connection)
         yield from check_tables(self._engine, connection)
-        self._tell("the index files")
-        yield from check_segments(self._data)
+        yield from check_segments(self._data, self._tell)
         if epoch is not None:
             orphans = orphaned_files(self._data)
             if self._idle_epoch(connection) == epoch:  # otherwise a broker has started meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from escapement.check.problem import Problem, problem
@@ -13,15 +14,19 @@ from escapement.storage.index.building import building_directory
 from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile, no_failpoint
 
 
-def check_segments(data: Path) -> list[Finding]:
-    """Read each block of the index, and report each that is damaged."""
+def check_segments(data: Path, tell: Callable[[str], None]) -> list[Finding]:
+    """Read each block of the index, and report each that is damaged.
+
+    Args:
+      tell: called with a text about the progress.
+    """
     if not (data / "index" / MANIFEST_NAME).exists():
         return [notice(Kind.INDEX_FILES, f"{data} has no index; a broker builds it from the log")]
     try:
         index = IndexCount.open(data)
     except IndexDamaged as damage:
         return [problem(Kind.INDEX_FILES, str(damage))]
-    found = [problem(Kind.INDEX_FILES, text) for text in dict.fromkeys(index.check())]
+    found = [problem(Kind.INDEX_FILES, text) for text in dict.fromkeys(index.check(tell))]
     return found or [ok(Kind.INDEX_FILES, f"{index.segment_count} segments are intact")]
 
 

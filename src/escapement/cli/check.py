@@ -46,6 +46,8 @@ def _check(output: str, repair: bool, data: Path, log_url: str | None, **_: Any)
     with closing(_engine(data, log_url)) as engine:
         try:
             if repair:
+                if not data.is_dir():
+                    raise NotFound(f"The data directory {data} does not exist. Check --data.")
                 with DataDirectory.open(data) as directory:
                     findings = mend(engine, directory, SystemClock(), tell)
             else:

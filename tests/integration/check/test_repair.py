@@ -27,6 +27,7 @@ from escapement.storage.index.segments.manifest import (
     ManifestFile,
     no_failpoint,
 )
+from escapement.storage.journal import journal
 from escapement.storage.lease import Identity
 from escapement.storage.log.generation import existing_tables
 from escapement.testing import World, arrived
@@ -194,6 +195,26 @@ async def test_repaired_broker_delivers_every_pending_message(
         assert all(one.remedy.startswith("Mended: ") for one in mended), mended
         assert not store.check()
         assert await deliveries(store.world) == [DUE, DUE_IN_AN_HOUR, DUE_IN_TWO]
+
+
+async def test_epoch_below_that_of_the_journal_is_raised(
+    mock_clock: MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """O7: entries of the next broker would be replayed before older ones."""
+    async with stopped(engine, tmp_path / "store") as store:
+        await store.world.restart()
+        async with store.world.connect() as broker:
+            async with await broker.producer("t") as producer:
+                await producer.send(b"60")
+            await store.world.crash()
+        epoch = journal.last_epoch(store.connection, 0)
+        store.connection.execute("UPDATE leases SET epoch = 1")
+        (found,) = store.check()
+        assert f"the lease has epoch 1, but the journal has epoch {epoch} already" in found.text
+        (mended,) = store.repair()
+        assert mended.remedy == f"Mended: it has epoch {epoch} now."
+        assert not store.check()
+        assert await deliveries(store.world) == [[*DUE, 60], DUE_IN_AN_HOUR, DUE_IN_TWO]
 
 
 async def test_index_beyond_the_end_of_the_log_is_deleted(

@@ -12,7 +12,7 @@ segments stay readable when the broker deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -89,9 +89,14 @@ class IndexCount:
         rows = journal.read(connection, bundle_id, after)
         return [key for row in rows for key in row.entry.rows]
 
-    def check(self) -> Iterator[str]:
-        """Read every block of the index, and yield a text about each defect."""
-        for segment in self._segments:
+    def check(self, tell: Callable[[str], None] = lambda text: None) -> Iterator[str]:
+        """Read every block of the index, and yield a text about each defect.
+
+        Args:
+          tell: called with a text about the progress, once for each segment.
+        """
+        for number, segment in enumerate(self._segments, 1):
+            tell(f"index segment {number} of {len(self._segments)}")
             try:
                 for run in range(len(segment.run_rows)):
                     keys = segment.key_block(run).keys
