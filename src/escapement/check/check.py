@@ -35,7 +35,7 @@ class Check:
       owner_id: the identity of this process if it holds the lease of the broker, else "".
 
     Attributes:
-      findings: the findings so far.
+      findings: the findings, in the order of the checks.
       orphans: the files of the index that nothing names.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log.
     """
@@ -60,7 +60,7 @@ class Check:
         try:
             with closing(self._engine.connect()) as connection:
                 require(connection)
-                # One by one, because ``_all`` looks at the findings so far.
+                # One by one, because ``_all`` looks at earlier findings.
                 for finding in self._all(connection):
                     self.findings.append(finding)
         except StorageError as failure:

@@ -11,7 +11,7 @@ from typing import Final
 
 from escapement.check.problem import Problem, problem
 from escapement.doctor.finding import Finding, notice, ok
-from escapement.errors import LogDamaged, StorageError
+from escapement.errors import LogDamaged, StorageError, StorageUnavailable
 from escapement.pipeline.auditing.survey import BUNDLE
 from escapement.storage import lease, removal
 from escapement.storage.catalog.catalog import read_namespaces, read_subscriptions, read_topics
@@ -113,7 +113,7 @@ def check_owners(connection: Connection) -> list[Finding]:
             return list(_orphans(connection))
         except StorageError as failure:
             # The log may have dropped a table of the snapshot.
-            if type(failure) is not StorageError or not left:
+            if isinstance(failure, StorageUnavailable) or not left:
                 raise
         finally:
             connection.rollback()

@@ -27,15 +27,14 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 def _check(output: str, repair: bool, data: Path, log_url: str | None, **_: Any) -> None:
     """Check the log, the cursors and the index of a broker against each other.
 
-    Give the same options as to `serve`. Each finding says what is wrong and what to do. Without
-    --repair nothing is changed, and the broker may run meanwhile.
+    Give the same options as to `serve`. Each finding has a remedy. Without --repair nothing is
+    changed, and the broker may run meanwhile.
 
     With --repair the broker must be stopped. A damaged index is deleted, and the next start
     builds it again from the log. Orphaned files are moved into a folder of the data directory. The
     log is never changed.
 
-    The exit code is 0 if there is no problem or all are mended, and 1 if a problem remains or the
-    check failed.
+    The exit code is 1 if a problem remains or the check fails, and 0 otherwise.
     """
     line = ProgressLine()
 

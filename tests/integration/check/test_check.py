@@ -141,12 +141,18 @@ def future_acknowledged(store: Store) -> Iterator[None]:
         yield
 
 
-def retry_of_a_message_that_is_not_there(store: Store) -> Iterator[None]:
-    columns = (np.array([value]) for value in (10**6, 1, 0, 0))
-    part = encode_attempts(AttemptTable(*columns))
-    with rows_replaced(store, "attempts"):
-        store.connection.execute("INSERT INTO attempts VALUES (1, 99, ?)", (part,))
-        yield
+def tried(offset: int) -> Harm:
+    """Return a harm that adds an attempt at a message and deletes all acknowledgements."""
+
+    def harm(store: Store) -> Iterator[None]:
+        columns = (np.array([value]) for value in (offset, 1, 0, 0))
+        part = encode_attempts(AttemptTable(*columns))
+        with rows_replaced(store, "attempts"), rows_replaced(store, "cursor_chunks"):
+            store.connection.execute("DELETE FROM cursor_chunks WHERE subscription_id > 0")
+            store.connection.execute("INSERT INTO attempts VALUES (1, 99, ?)", (part,))
+            yield
+
+    return harm
 
 
 def in_the_index(change: Callable[[Path], object]) -> Harm:
@@ -169,7 +175,7 @@ def segment(index: Path) -> Path:
     return max(index.glob("*.segment"))
 
 
-# For each harm: the check that reports it, and a part of what it says.
+# For each harm: the check that reports it, and a part of its text.
 HARMS: dict[str, tuple[Harm, str, str]] = {
     "a log row is lost": (
         changed("log", "DELETE FROM {table} WHERE base_offset = 300", "base_offset = 300"),
@@ -225,9 +231,14 @@ HARMS: dict[str, tuple[Harm, str, str]] = {
         "pending messages",
     ),
     "a retry has no message": (
-        retry_of_a_message_that_is_not_there,
+        tried(10**6),
         "retry state",
         "1 offsets beyond the end of the log have attempts by s",
+    ),
+    "a retry is of a forgotten message": (
+        tried(100),
+        "retry state",
+        "1 messages, the first at offset 100, have attempts by s, and are no longer in the log",
     ),
     "rows have no owner": (
         changed("cursor_chunks", "INSERT INTO cursor_chunks VALUES (77, 0, 'x')"),

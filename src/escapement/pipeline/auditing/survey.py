@@ -66,7 +66,7 @@ class Survey:
       states: by the full names of the topics. Topics that were deleted meanwhile are left out.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log, by
         the id of the topic. The states have this end too.
-      missing: for each topic that does not exist, an error that says so.
+      missing: an error for each topic that does not exist.
       stretches: the logs of these topics in pieces, topic after topic.
       is_unsettled: whether the index has changed meanwhile, so that the survey is invalid.
       is_stale: whether a broker would discard the index, because it does not fit the log.
@@ -239,6 +239,14 @@ class Survey:
                 text = (
                     f"{behind:,} offsets beyond the end of the log have attempts by"
                     f" {one.record.name}"
+                )
+                self._note(topic, text, Kind.RETRIES)
+            gone = one.tried[one.tried < state.begin_offset]
+            gone = gone[~state.moves.contains(gone) & ~state.cancelled.contains(gone)]
+            if len(gone):
+                text = (
+                    f"{len(gone):,} messages, the first at offset {gone[0]}, have attempts by"
+                    f" {one.record.name}, and are no longer in the log"
                 )
                 self._note(topic, text, Kind.RETRIES)
         behind = len(state.moves.between(end, END))
