@@ -69,13 +69,14 @@ class TopicsCheck:
             found = self._attempt(names, self._index())
             if found is not None:
                 return found
-        note = notice(
-            "index",
-            f"topics {names[0].full} to {names[-1].full} were not compared with the index, because"
-            " it changed too often",
-            "Run the check while the broker has less to do.",
-        )
-        return [note, *(self._attempt(names, None) or ())]
+        which = f"topics {names[0].full} to {names[-1].full}"
+        remedy = "Run the check while the broker has less to do."
+        found = self._attempt(names, None)
+        if found is None:
+            text = f"{which} were not checked, because the log changed too often"
+            return [notice("log", text, remedy)]
+        text = f"{which} were not compared with the index, because it changed too often"
+        return [notice("index", text, remedy), *found]
 
     def _index(self) -> IndexCount | None:
         if not (self.data / "index" / MANIFEST_NAME).exists():

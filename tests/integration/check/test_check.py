@@ -273,7 +273,11 @@ def test_intact_store_has_no_problem_and_stays_unchanged(store: Store) -> None:
     left = store.index / "00000099.segment"
     left.write_bytes(b"unfinished")
     files = sorted(store.index.iterdir())
-    findings = Check(store.engine, store.data).run()
+    progress: list[str] = []
+    findings = Check(store.engine, store.data, progress.append).run()
+    segments = len(list(store.index.glob("*.segment"))) - 1
+    assert f"index segment {segments} of {segments}" in progress
+    assert f"{TOPIC}: stretch 1 of 1 of its group" in progress
     assert not [one for one in findings if one.is_bad]
     notices = {one.check for one in findings if one.severity is Severity.NOTICE}
     assert notices == {"lease", "orphaned files"}

@@ -68,6 +68,11 @@ class IndexCount:
     def segment_count(self) -> int:
         return len(self._segments)
 
+    @property
+    def forgotten_until_ms(self) -> int:
+        """The time up to which finished messages may be missing; 0 without a manifest."""
+        return 0 if self._manifest is None else self._manifest.forgotten_until_ms
+
     def unchanged(self) -> bool:
         """Return whether the broker still has the same manifest. Raises ``IndexDamaged``."""
         return ManifestFile(self._directory, no_failpoint).current == self._manifest

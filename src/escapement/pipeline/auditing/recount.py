@@ -51,6 +51,9 @@ class Needs:
 
     statuses: MessageStatuses
     unindexed: OffsetSet  # messages in rows that the index does not have yet
+    # The index may lack finished messages that were due by this time. It may lie in the future, if
+    # the wall clock was set back.
+    forgotten_until_ms: int = 0
 
     def of(self, due_ms: Int64s, offsets: Int64s) -> Bools:
         """Return a mask of the messages that an index must have; bool[n].
@@ -72,7 +75,8 @@ class Needs:
             left &= one.covers(due_ms, offsets)
             left &= (offsets < one.record.fill_from) | (offsets >= one.record.fill_until)
             needed |= left
-        needed |= (due_ms > self.statuses.now_ms + _CLOCKS_APART_MS) & open_to
+        due_by_ms = max(self.statuses.now_ms + _CLOCKS_APART_MS, self.forgotten_until_ms)
+        needed |= (due_ms > due_by_ms) & open_to
         needed &= ~self.statuses.cancelled.contains(offsets)
         needed &= ~self.unindexed.contains(offsets)
         return needed

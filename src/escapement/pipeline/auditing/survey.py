@@ -97,8 +97,9 @@ class Survey:
         bases = self._unindexed(connection)
         self.is_unsettled = index is not None and not index.unchanged()
         self.stretches: list[Stretch] = []
+        until_ms = 0 if index is None else index.forgotten_until_ms
         for topic, state in self.states.items():
-            self.stretches += _cut(topic, state, *bases.get(state.record.id, ([], [])))
+            self.stretches += _cut(topic, state, *bases.get(state.record.id, ([], [])), until_ms)
 
     def _end(self, state: TopicState, end: int) -> None:
         """Report a log with rows beyond the end that the catalog and the journal name."""
@@ -315,13 +316,18 @@ def _states(
 
 
 def _cut(
-    topic: str, state: TopicState, spans: Sequence[Span], bases: Sequence[int]
+    topic: str,
+    state: TopicState,
+    spans: Sequence[Span],
+    bases: Sequence[int],
+    forgotten_until_ms: int,
 ) -> list[Stretch]:
     """Cut all offsets of a topic into stretches. The first one starts at offset 0.
 
     Args:
       spans: the offset ranges of log rows that the index does not have yet.
       bases: the keys of restating rows that the index does not have yet.
+      forgotten_until_ms: the time up to which the index may lack finished messages.
     """
     unindexed = OffsetSet()
     for span in spans:
@@ -335,7 +341,11 @@ def _cut(
     for low, high in zip(bounds, [*bounds[1:], state.end_offset], strict=True):
         if low == high:
             continue
-        needs = Needs(MessageStatuses.of(state, None, low, high), unindexed.part(low, high))
+        needs = Needs(
+            MessageStatuses.of(state, None, low, high),
+            unindexed.part(low, high),
+            forgotten_until_ms,
+        )
         found.append(
             Stretch(
                 topic,
