@@ -116,7 +116,7 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
 def _survey(
     address: LogAddress, config: AuditConfig, audit: Audit
 ) -> tuple[Survey, dict[str, RecordedArchive]]:
-    """Survey the configured topics and their archives, and add what is not readable to ``audit``.
+    """Survey the configured topics and their archives, and add unreadable ones to ``audit``.
 
     A topic may be deleted after it was listed. That is an error only for a topic that the
     configuration names.
