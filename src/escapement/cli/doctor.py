@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import click
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.cli.input.configuration import ConfiguredCommand, config_warnings, settings_of
 from escapement.cli.input.options import output_option
-from escapement.cli.output.table import counted, print_values
+from escapement.cli.output.findings import print_findings
 from escapement.cli.serve import serve
 from escapement.doctor.data_directory import judge, look_at
 from escapement.doctor.database import check_database
@@ -47,14 +45,7 @@ def _doctor(
     for purpose, url in databases:
         address = MysqlAddress.parse(url)
         findings += check_database(address, purpose, holds_log=purpose == "log")
-    bad = [finding for finding in findings if finding.is_bad]
-    if output == "json":
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        rows = [(one.severity.value, one.check, one.text, one.remedy) for one in findings]
-        print_values(("severity", "check", "finding", "what to do"), rows, "")
-        click.echo(f"\n{counted(len(bad), 'problem')} found." if bad else "\nNo problem found.")
-    ctx.exit(1 if bad else 0)
+    ctx.exit(print_findings(findings, output))
 
 
 def _check_data(data: Path, log_url: str | None) -> Iterator[Finding]:

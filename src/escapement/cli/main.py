@@ -32,6 +32,10 @@ _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
     "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
+    "check": (
+        "escapement.cli.check",
+        "Check the log, the cursors and the index of a broker, and mend its index.",
+    ),
     "config": ("escapement.cli.config", "Show and check the settings of a broker."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": (

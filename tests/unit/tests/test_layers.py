@@ -26,7 +26,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "storage"},
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
-    {"sync", "sql"},
+    {"sync", "sql", "check"},
     {"testing"},
     {"bench"},
     {"cli"},

@@ -33,6 +33,11 @@ from escapement.storage.index.segments.writer import writing
 _SUFFIX: Final = ".rebuilding"
 
 
+def building_directory(index: Path) -> Path:
+    """Return the directory in which a rebuild of the index in ``index`` works."""
+    return index.with_name(index.name + _SUFFIX)
+
+
 class Building:
     """One index under construction. All methods block, because they access the disk."""
 
@@ -46,7 +51,7 @@ class Building:
           StorageError: if the new directory cannot be created.
         """
         self._index = index
-        self.directory = index.with_name(index.name + _SUFFIX)
+        self.directory = building_directory(index)
         self._last_number = 0
         rmtree(self.directory, ignore_errors=True)
         with writing(self.directory):

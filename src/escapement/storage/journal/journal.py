@@ -107,6 +107,14 @@ def ends(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
     return found
 
 
+def last_epoch(connection: Connection, bundle_id: int) -> int:
+    """Return the highest epoch in a bundle's journal, or 0 if it is empty. Decodes no entry."""
+    found = connection.execute(
+        "SELECT MAX(epoch) FROM journal WHERE bundle_id = ?", (bundle_id,)
+    ).rows[0][0]
+    return found or 0
+
+
 def trims(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
     """Return the last position that was deleted from each lane, by lane."""
     rows = connection.execute(

@@ -9,6 +9,7 @@ a row for each.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ from escapement.storage.engine.base import Connection, Engine
 # small that dropping one frees space in reasonable steps.
 GENERATION_SIZE_BYTES: Final = 8 << 30
 DAY_MS: Final = 86_400_000
+_TABLE: Final = re.compile(r"log_[0-9]+_[0-9]+")
 
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS {table} (
@@ -91,3 +93,13 @@ def read_generations(connection: Connection) -> list[Generation]:
         "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
     ).rows
     return [Generation(*row) for row in rows]
+
+
+def existing_tables(engine: Engine, connection: Connection) -> set[str]:
+    """Return the names of all log tables in the database, whatever the catalog says."""
+    if engine.kind == "mysql":
+        sql = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+    else:
+        sql = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    names = (str(name) for (name,) in connection.execute(sql).rows)
+    return {name for name in names if _TABLE.fullmatch(name)}
