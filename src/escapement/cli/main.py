@@ -45,6 +45,10 @@ _COMMANDS: Final = {
     ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
+    "migrate": (
+        "escapement.cli.migrate",
+        "Create or upgrade the tables of a broker in MySQL, with another user.",
+    ),
     "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),
     "pause": ("escapement.cli.pause", "Pause the deliveries of a topic or a subscription."),
     "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),

@@ -74,7 +74,7 @@ STORAGE_FLOORS: list[set[str]] = [
     {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
-    {"cleanup", "commit", "state"},
+    {"cleanup", "commit", "state", "upgrade"},
 ]
 
 
