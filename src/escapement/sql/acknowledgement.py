@@ -23,6 +23,7 @@ from escapement.errors import AlreadyProcessed, InvalidRequest
 from escapement.names import TableName
 from escapement.sql import binary
 from escapement.sql.cursors import Execute, executor
+from escapement.storage.engine.identifier import quoted
 from escapement.storage.outbox.ack_table import (
     ACKS,
     FINGERPRINT_BYTES,
@@ -31,7 +32,6 @@ from escapement.storage.outbox.ack_table import (
     AckKey,
 )
 from escapement.tables.fields import time_text
-from escapement.tables.identifier import quoted
 
 _CLOCK: Final = SystemClock()
 _DAY_MS: Final = 86_400_000

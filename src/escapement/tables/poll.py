@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from escapement.storage.engine.base import Connection, Row
+from escapement.storage.engine.identifier import quoted
 from escapement.tables.columns import DEFAULT_PRIORITY
 from escapement.tables.discovery import MessageTable
-from escapement.tables.identifier import quoted
 from escapement.tables.priorities import (
     MOST_BRANCHES,
     WITHOUT_WAIT,

@@ -48,6 +48,7 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
+from escapement.storage.engine.identifier import quoted
 from escapement.storage.engine.mysql_binary import PreparedStatements
 from escapement.storage.engine.mysql_fitness import check_fitness
 from escapement.storage.engine.mysql_wire import dial
@@ -150,7 +151,7 @@ class MysqlEngine:
         """Do nothing: the engine holds no resources."""
 
     def _create_database(self) -> None:
-        name = "`" + self._address.database.replace("`", "``") + "`"
+        name = quoted(self._address.database)
         try:
             with contextlib.closing(dial(self._address, None)) as wire:
                 wire.query(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4")
@@ -174,8 +175,9 @@ class MysqlEngine:
             )
         if code == mysql_errors.DATABASE_DENIED:
             return StorageError(
-                f"{self.location}: the user has no right to this database; GRANT ALL ON it "
-                f"(SELECT is enough to read), and CREATE it first if it is missing "
+                f"{self.location}: the user has no right to this database; GRANT SELECT ON "
+                f"{quoted(self._address.database)}.* TO it (the log of a broker also needs INSERT, "
+                f"UPDATE and DELETE), and CREATE the database first if it is missing "
                 f"({error.args[-1]})"
             )
         cause = getattr(error, "original_exception", None)

@@ -48,6 +48,12 @@ def free(connection: Connection, generation: Generation) -> None:
     )
 
 
+def count_free(connection: Connection) -> int:
+    """Return the number of table sets that no generation uses."""
+    found = connection.execute("SELECT COUNT(*) FROM table_sets WHERE generation = 0").rows
+    return int(found[0][0])
+
+
 def none_free(parallelism: int, denied: Exception) -> MissingRight:
     """Return the error for a generation that can neither create tables nor take a set."""
     return MissingRight(
