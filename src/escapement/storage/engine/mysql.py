@@ -82,13 +82,14 @@ DIALECT: Final = Dialect(
     insert_ignore="INSERT IGNORE",
 )
 
-_SQL_MODE: Final = (
+# By this mode our SQL text means the same as on SQLite.
+SQL_MODE: Final = (
     "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,"
     "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT"
 )
 _SETTINGS: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    f"SET autocommit = 1, time_zone = '+00:00', sql_mode = '{_SQL_MODE}', "
+    f"SET autocommit = 1, time_zone = '+00:00', sql_mode = '{SQL_MODE}', "
     f"innodb_lock_wait_timeout = {ROW_LOCK_WAIT_S}, lock_wait_timeout = {TABLE_LOCK_WAIT_S}",
 )
 

@@ -16,10 +16,10 @@ from escapement.storage.engine.identifier import quoted
 
 ALL: Final = "ALL PRIVILEGES"
 
-_GRANT: Final = re.compile(r"GRANT (?P<rights>.+?) ON (?P<on>.+?) TO (?P<user>\S+)")
-_ROLE: Final = re.compile(r"GRANT [`'].+ TO ")
-_NAME: Final = r"`((?:[^`]|``)*)`|(\*)"
-_ON: Final = re.compile(rf"(?:TABLE )?(?:{_NAME})\.(?:{_NAME})")
+# The server quotes names with backticks, or in our sessions with double quotes.
+_NAME: Final = r"""(`(?:[^`]|``)*`|"(?:[^"]|"")*"|\*)"""
+_GRANT: Final = re.compile(rf"GRANT (.+?) ON (?:TABLE )?{_NAME}\.{_NAME} TO {_NAME}@{_NAME}")
+_ROLE: Final = re.compile(rf"GRANT {_NAME}.* TO ")
 # The columns of a right that is granted for some columns of a table only.
 _COLUMNS: Final = re.compile(r" \([^)]*\)")
 
@@ -78,21 +78,15 @@ class Rights:
 
     def _add(self, line: str) -> None:
         found = _GRANT.match(line)
-        where = None if found is None else _ON.fullmatch(found["on"])
-        if found is None or where is None:
+        if found is None:
             self.has_role = self.has_role or _ROLE.match(line) is not None
             return
+        rights, *names = found.groups()
+        database, table, user, host = map(_unquoted, names)
         # A right for some columns is not the right for the table.
-        whole = [right for right in _split(found["rights"]) if not _COLUMNS.search(right)]
-        database, any_database, table, any_table = where.groups()
-        self._grants.append(
-            _Grant(
-                frozenset(right.upper() for right in whole),
-                any_database or database.replace("``", "`"),
-                any_table or table.replace("``", "`"),
-            )
-        )
-        self.user = found["user"]
+        whole = [right.upper() for right in _split(rights) if not _COLUMNS.search(right)]
+        self._grants.append(_Grant(frozenset(whole), database, table))
+        self.user = f"'{user}'@'{host}'"
 
 
 def rights_of(connection: Connection) -> Rights:
@@ -104,6 +98,11 @@ def _split(rights: str) -> Iterator[str]:
     """Yield the rights of a list. A right may have a list of columns in parentheses."""
     for right in re.split(r", ?(?![^(]*\))", rights):
         yield right.strip()
+
+
+def _unquoted(name: str) -> str:
+    quote = name[0]
+    return name if name == "*" else name[1:-1].replace(quote * 2, quote)
 
 
 def _like(pattern: str, name: str) -> bool:
