@@ -27,8 +27,8 @@ _OBJECT: Final = re.compile(r"(CREATE|ALTER|DROP)\b.*?\b(TABLE|VIEW) (?:IF (?:NO
     epilog="""\b
     Examples:
       ESCAPEMENT_LOG=mysql://admin:secret@db:3306/escapement escapement migrate
-      escapement migrate --log mysql://admin@db/escapement --log-password-file admin.password
-      escapement migrate --dry-run > escapement.sql
+      escapement migrate --table-sets 40 --table-parallelism 8
+      escapement migrate --dry-run
     """,
 )
 @database_url_option(

@@ -20,10 +20,10 @@ from typing import Any, Final
 from escapement.client.delivery import DeliveredRow
 from escapement.clock import SystemClock
 from escapement.errors import AlreadyProcessed, InvalidRequest
+from escapement.identifier import quoted
 from escapement.names import TableName
 from escapement.sql import binary
 from escapement.sql.cursors import Execute, executor
-from escapement.storage.engine.identifier import quoted
 from escapement.storage.outbox.ack_table import (
     ACKS,
     FINGERPRINT_BYTES,

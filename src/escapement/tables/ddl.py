@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.errors import AlreadyExists, TableRejected
+from escapement.identifier import quoted
 from escapement.names import check_name
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.identifier import quoted
 from escapement.tables.columns import DEFAULT_PRIORITY
 from escapement.tables.directives import Directives, Spelling, check_directives, write_comment
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from escapement.errors import InvalidRequest, StorageError, TableRejected
+from escapement.identifier import quoted
 from escapement.names import check_table_name
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.identifier import quoted
 from escapement.tables.columns import Column, Index, Layout, check_columns
 from escapement.tables.directives import (
     MARKERS,

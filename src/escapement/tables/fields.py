@@ -42,7 +42,7 @@ import numpy as np
 
 from escapement.errors import RemoteProtocolError
 from escapement.field import Field
-from escapement.storage.engine.identifier import quoted
+from escapement.identifier import quoted
 from escapement.tables.columns import Column
 
 __all__ = [

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from escapement.errors import StorageError
+from escapement.identifier import quoted
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.identifier import quoted
 from escapement.storage.engine.mysql_errors import may_not
 from escapement.tables.discovery import MessageTable
 from escapement.tables.priorities import WITHOUT_WAIT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from escapement.storage.engine.identifier import quoted
+from escapement.identifier import quoted
 from escapement.tables.columns import Column
 
 RowId = int | str | bytes

@@ -21,9 +21,9 @@ import msgpack
 import numpy as np
 
 from escapement.errors import StorageError
+from escapement.identifier import quoted
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Row
-from escapement.storage.engine.identifier import quoted
 from escapement.storage.engine.value_lists import padded
 from escapement.tables.columns import DEFAULT_PRIORITY, Column
 from escapement.tables.discovery import MessageTable

@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
         "allocator",
         "field",
         "event_log",
+        "identifier",
         "loopback",
     },
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},

@@ -38,6 +38,7 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.event_log import EventLog
+from escapement.identifier import quoted
 from escapement.storage.engine import mysql_errors
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import (
@@ -48,7 +49,6 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
-from escapement.storage.engine.identifier import quoted
 from escapement.storage.engine.mysql_binary import PreparedStatements
 from escapement.storage.engine.mysql_fitness import check_fitness
 from escapement.storage.engine.mysql_wire import dial

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from escapement.identifier import quoted
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.identifier import quoted
 
 ALL: Final = "ALL PRIVILEGES"
 
