@@ -15,6 +15,7 @@ from escapement.cli.main import VISIBLE, run
 from escapement.storage.engine.address import MysqlAddress
 from support.database.accounts import PASSWORD, account
 from support.database.servers import SqlServer
+from support.processes.process_list import command_lines
 
 TIMEOUT_S: Final = 120
 # How often to look at the processes. A process of the bench lives for seconds.
@@ -26,15 +27,6 @@ def shown_in(text: str) -> bool:
     return any(secret in text for secret in SECRETS)
 
 
-def command_lines() -> Iterator[str]:
-    """Yield the command line of each process of the machine."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            yield path.read_text(errors="replace").replace("\0", " ")
-        except OSError:  # the process has ended
-            continue
-
-
 @pytest.fixture
 def address(mysql_server: SqlServer, mysql_url: str) -> Iterator[MysqlAddress]:
     with account(mysql_server, mysql_url, "ALL") as address:
@@ -42,7 +34,7 @@ def address(mysql_server: SqlServer, mysql_url: str) -> Iterator[MysqlAddress]:
 
 
 def test_password_is_in_no_process_list_and_no_output_of_a_bench(
-    address: MysqlAddress, tmp_path: Path
+    address: MysqlAddress, mysql_server: SqlServer, tmp_path: Path
 ) -> None:
     """O6: the bench starts a broker, and gives it the URL of the log."""
     url = f"mysql://{address.user}:{SECRETS[1]}@{address.host}:{address.port}/{address.database}"
@@ -67,6 +59,7 @@ def test_password_is_in_no_process_list_and_no_output_of_a_bench(
     finally:
         ran.kill()
     assert ran.returncode == 0, said
+    assert mysql_server.admin(f"SELECT COUNT(*) FROM {address.database}.generations") == ((1,),)
     assert any("escapement serve" in line for line in seen)
     assert not any(shown_in(line) for line in seen)
     assert not shown_in(said)
