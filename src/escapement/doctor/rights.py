@@ -25,7 +25,7 @@ from escapement.tables.discovery import Discovery
 # The option of `escapement serve` that names a database.
 Purpose = Literal["log", "outbox", "tables"]
 
-# What the log needs in any case.
+# The log needs these in any case.
 LOG_RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 # With these a broker creates, upgrades and drops its tables itself.
 _DDL_RIGHTS: Final = ("CREATE", "ALTER", "DROP", "CREATE VIEW")

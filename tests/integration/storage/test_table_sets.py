@@ -22,7 +22,6 @@ from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.lease import Identity, as_owner
 from escapement.storage.log.log import Log
 from escapement.storage.upgrade import upgrade
-from integration.storage.test_log import OpenLog
 from support.database.accounts import FOUR_RIGHTS, account
 from support.database.servers import SqlServer
 from support.faults.dying_brokers import DiesAt
@@ -37,6 +36,7 @@ from support.storage.forgetting_brokers import (
     roll,
     take,
 )
+from support.storage.open_log import NO_LIMIT, OpenLog
 
 DDL = "CREATE, ALTER, DROP, CREATE VIEW"  # with these a broker creates and drops its tables itself
 
@@ -133,7 +133,7 @@ def test_reader_with_an_old_list_finds_no_rows_of_the_later_user_of_a_set(
                     delete(broker_engine, opened.log, opened.lease)
                     opened.log.forget(first)
                 opened.write(1, 5, 5)
-            rows, _ = log.read_due(connection, 1, 0, 10, 0, 1 << 40)
+            rows, _ = log.read_due(connection, 1, 0, 10, 0, NO_LIMIT)
             return [row.key.base_offset for row in rows]
 
         assert Log.reading(connection, read) == [5]
@@ -141,8 +141,8 @@ def test_reader_with_an_old_list_finds_no_rows_of_the_later_user_of_a_set(
         assert old.first_offset(connection, 1) is None
         assert old.end_offset(connection, 1) == 0
         assert list(old.heads(connection, 1, 0, 10)) == []
-        assert list(old.scan_keys(connection, 1 << 40)) == []
-        rows, _ = opened.log.read_due(connection, 1, 0, 10, 0, 1 << 40)
+        assert list(old.scan_keys(connection, NO_LIMIT)) == []
+        rows, _ = opened.log.read_due(connection, 1, 0, 10, 0, NO_LIMIT)
         assert [row.key.base_offset for row in rows] == [5]
     opened.connection.close()
 

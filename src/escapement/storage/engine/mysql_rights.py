@@ -1,7 +1,7 @@
 """The rights that a user has on a MySQL or MariaDB server, from ``SHOW GRANTS``.
 
-A right is granted for all databases, for a database or a pattern of databases, or for a table. What
-a role grants is unknown unless the server lists it. So an answer "no" is only sure without roles.
+A right is granted for all databases, for a database or a pattern of databases, or for a table. The
+server may leave out the rights of roles. So an answer "no" is only sure for a user without roles.
 """
 
 from __future__ import annotations
