@@ -18,6 +18,7 @@ from escapement.doctor.data_directory import judge, look_at
 from escapement.doctor.database import check_database
 from escapement.doctor.finding import Finding, Severity, error, ok
 from escapement.doctor.machine import check_machine
+from escapement.doctor.rights import Purpose
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import OLDEST_SQLITE
 
@@ -28,6 +29,7 @@ def _doctor(
     log_url: str | None,
     outbox_urls: tuple[str, ...],
     table_urls: tuple[str, ...],
+    binary_logs: bool,
     **_: Any,
 ) -> None:
     """Check the machine, the data directory and the databases of a broker.
@@ -39,12 +41,12 @@ def _doctor(
     findings = [Finding("configuration", Severity.WARNING, one) for one in config_warnings(ctx)]
     findings += check_machine(DEFAULT_LIMITS.connections)
     findings += _check_data(data, log_url)
-    databases = [("log", log_url)] if log_url is not None else []
+    databases: list[tuple[Purpose, str]] = [("log", log_url)] if log_url is not None else []
     databases += [("outbox", url) for url in dict.fromkeys(outbox_urls)]
     databases += [("tables", url) for url in dict.fromkeys(table_urls)]
     for purpose, url in databases:
         address = MysqlAddress.parse(url)
-        findings += check_database(address, purpose, holds_log=purpose == "log")
+        findings += check_database(address, purpose, binlog=binary_logs)
     ctx.exit(print_findings(findings, output))
 
 

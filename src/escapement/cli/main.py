@@ -22,6 +22,7 @@ import click
 
 from escapement.cli.input.lazy_group import TOKEN_FILE, LazyGroup
 from escapement.cli.input.tls_files import keep
+from escapement.cli.output.redaction import shows_password
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
@@ -49,6 +50,10 @@ _COMMANDS: Final = {
     ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
+    "migrate": (
+        "escapement.cli.migrate",
+        "Create or upgrade the tables of a broker in MySQL, with another user.",
+    ),
     "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),
     "pause": ("escapement.cli.pause", "Pause the deliveries of a topic or a subscription."),
     "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),
@@ -70,6 +75,10 @@ _COMMANDS: Final = {
     "stream": ("escapement.cli.stream", "Print the rows of a message table as they come due."),
     "tables": ("escapement.cli.tables", "Check and create message tables, and acknowledge rows."),
 }
+VISIBLE: Final = (
+    "Warning: every user of this machine can see the password on the command line. Put the URL into"
+    " the environment variable that --help names, or put the password into a variable or a file."
+)
 # Aliases of commands. In the client library, `produce` is called ``send``.
 _ALSO: Final = {"send": "produce"}
 
@@ -143,6 +152,8 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code."""
+    if shows_password(arguments):
+        click.echo(VISIBLE, err=True)
     try:
         code = escapement.main(arguments, prog_name="escapement", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -13,7 +13,7 @@ import trio
 
 from escapement import NotFound, sql
 from escapement.errors import InvalidRequest, TableRejected
-from escapement.tables.identifier import quoted
+from escapement.identifier import quoted
 from escapement.testing import arrived
 from escapement.testing.clock import START_MS
 from support.database.message_tables import CURRENT, FIRST, comment_of, named

@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
         "allocator",
         "field",
         "event_log",
+        "identifier",
         "loopback",
     },
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
@@ -75,7 +76,7 @@ STORAGE_FLOORS: list[set[str]] = [
     {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
-    {"cleanup", "commit", "state"},
+    {"cleanup", "commit", "state", "upgrade"},
 ]
 
 
