@@ -19,6 +19,7 @@ from escapement.storage.cleanup.freeing import OF_TOPICS
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import cancellations_id, lapses_id
+from escapement.storage.log import table_sets
 from escapement.storage.log.generation import existing_tables, read_generations
 from escapement.storage.log.log import Log
 
@@ -100,7 +101,7 @@ def _tables(engine: Engine, connection: Connection) -> tuple[Set[str], Set[str]]
     there = existing_tables(engine, connection)
     going = set(removal.marked(connection, "generation"))
     generations = read_generations(connection)
-    named = {table for one in generations for table in one.tables}
+    named = {table for one in generations for table in one.tables} | table_sets.names(connection)
     needed = {table for one in generations if one.id not in going for table in one.tables}
     return needed - there, there - named
 

@@ -70,6 +70,10 @@ async def test_broker_with_four_rights_works_after_migrate(
         assert PASSWORD not in complaints
         added = {(f"log_set_3_{shard}", "BASE TABLE") for shard in range(4)}
         assert schema_of(mysql_server, mysql_url) == before | added
+        # The check knows the sets, those in use and the free ones.
+        monkeypatch.setenv("ESCAPEMENT_LOG_PASSWORD", PASSWORD)
+        checked = ["check", "--data", str(tmp_path / "data"), "--log", url_of(address)]
+        assert run(checked) == 0, capsys.readouterr().out
 
 
 def test_dry_run_prints_the_sql_and_changes_nothing(

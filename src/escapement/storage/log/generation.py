@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from escapement.storage.engine.base import Connection, Dialect, Engine
+from escapement.storage.engine.existing import tables
 
 # A generation ends at this size. It is so large that readers have few generations to search, and so
 # small that dropping one frees space in reasonable steps.
 GENERATION_SIZE_BYTES: Final = 8 << 30
 DAY_MS: Final = 86_400_000
-_TABLE: Final = re.compile(r"log_[0-9]+_[0-9]+")
+_TABLE: Final = re.compile(r"log_(set_)?[0-9]+_[0-9]+")
 
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS {table} (
@@ -131,9 +132,4 @@ def read_generations(connection: Connection) -> list[Generation]:
 
 def existing_tables(engine: Engine, connection: Connection) -> set[str]:
     """Return the names of all log tables in the database, whatever the catalog says."""
-    if engine.kind == "mysql":
-        sql = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
-    else:
-        sql = "SELECT name FROM sqlite_master WHERE type = 'table'"
-    names = (str(name) for (name,) in connection.execute(sql).rows)
-    return {name for name in names if _TABLE.fullmatch(name)}
+    return {name for name in tables(engine, connection) if _TABLE.fullmatch(name)}

@@ -54,6 +54,12 @@ def count_free(connection: Connection) -> int:
     return int(found[0][0])
 
 
+def names(connection: Connection) -> set[str]:
+    """Return the names of the tables of all sets."""
+    rows = connection.execute("SELECT id, table_count FROM table_sets").rows
+    return {set_table(id, shard) for id, count in rows for shard in range(count)}
+
+
 def none_free(parallelism: int, denied: Exception) -> MissingRight:
     """Return the error for a generation that can neither create tables nor take a set."""
     return MissingRight(
