@@ -53,3 +53,27 @@ async def test_messages_finished_after_the_backup_are_delivered_although_the_ind
             messages = await arrived(inbox)
             assert [message.value for message in messages] == [b"moved", b"cancelled"]
     assert "rebuilding it" in caplog.text
+
+
+async def test_clients_that_stay_open_work_on_with_the_restored_log(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """O9: their producer has sequences that the log lost, and their consumer has its messages."""
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        producer = await broker.producer(TOPIC)
+        await producer.send(b"kept")
+        backup = save(engine)
+        await producer.send_many([b"lost", b"lost too"])
+        async with broker.consumer(TOPIC, "s") as inbox:
+            messages = await arrived(inbox)
+            assert [message.value for message in messages] == [b"kept", b"lost", b"lost too"]
+            await inbox.ack([messages[0].id], durable=True)
+            await world.crash()
+            put_back(engine, backup)
+            await world.restart()
+            await world.clock.advance(seconds=30)  # until the client has reconnected
+            assert (await producer.send(b"next")).id.offset == 1
+            again = await arrived(inbox)
+            assert [message.value for message in again] == [b"kept", b"next"]
+            assert [message.redelivered for message in again] == [True, False]
