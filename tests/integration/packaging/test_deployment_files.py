@@ -33,7 +33,7 @@ UNIT: Final = DEPLOY / "systemd/escapement.service"
 DOCKERFILE: Final = DEPLOY / "docker/Dockerfile"
 COMPOSE: Final = DEPLOY / "docker/compose.yaml"
 ALERTS: Final = DEPLOY / "monitoring/alerts.yaml"
-MONITORING: Final = ROOT / "docs/guides/monitoring.md"
+OPERATIONS: Final = ROOT / "docs/guides/operations.md"
 KUBERNETES: Final = DEPLOY / "kubernetes/escapement.yaml"
 WORKFLOWS: Final = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 # The newest version of Kubernetes whose schemas the oldest allowed package has.
@@ -206,12 +206,20 @@ def test_alerts_are_valid_and_use_metrics_that_exist() -> None:
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     names = [one.name for one in METRICS]
     known = {*names, *(f"{name}_bucket" for name in names)}
-    guide = MONITORING.read_text()
     for rule in group["rules"]:
         promql_parser.parse(rule["expr"])
         assert set(re.findall(r"\bescapement_\w+", rule["expr"])) <= known, rule["alert"]
         assert rule["labels"]["severity"] in ("page", "ticket")
-        assert set(rule["annotations"]) == {"summary", "description"}
-        assert f"`{rule['alert']}`" in guide, (
-            f"the guide does not say what to do about {rule['alert']}"
-        )
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+
+
+def test_each_alert_links_to_its_paragraph_and_each_paragraph_has_an_alert() -> None:
+    """O8, O9."""
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    _, _, alerts = OPERATIONS.read_text().partition("\n## Alerts\n")
+    paragraphs = re.findall(r"^### (\w+)\n\n\w", alerts, re.MULTILINE)
+    assert paragraphs == [rule["alert"] for rule in group["rules"]]
+    for rule in group["rules"]:
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert ROOT / page == OPERATIONS
+        assert anchor == rule["alert"].lower()
