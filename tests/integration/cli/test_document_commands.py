@@ -1,7 +1,7 @@
 """Tests that run the commands of the documents, in order, against a broker of their own.
 
-The commands `serve`, `doctor`, `pipeline`, `backup` and `restore` are not run here: they have tests of
-their own. test_guides.py runs the tutorial, and kills its broker.
+The commands in ``NOT_RUN`` have tests of their own. test_guides.py runs the tutorial, and kills its
+broker.
 """
 
 from __future__ import annotations
