@@ -111,7 +111,7 @@ def restore(snapshot: Path, data: Path, progress: Progress) -> int:
 def _adopt(engine: SqliteEngine) -> None:
     """Make a log usable for another owner, with the schema of this program."""
     with closing(engine.connect()) as connection:
-        schema.is_current(connection)  # raises if there is no log, to which migrate would add one
+        schema.is_current(connection)  # raises unless it is a log; migrate would make one
     schema.migrate(engine)
     with closing(engine.connect()) as connection, transaction(connection):
         connection.execute("UPDATE leases SET expires_at_ms = 0, connection_ids = '', clean = 0")
