@@ -31,6 +31,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # For each command: the module that defines it, and its one-line help.
 _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
+    "backup": ("escapement.cli.backup", "Take a snapshot of a log in SQLite."),
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
     "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
     "check": (
@@ -60,6 +61,7 @@ _COMMANDS: Final = {
     "pipeline": ("escapement.cli.pipeline", "Run a job directly on the log."),
     "produce": ("escapement.cli.produce", "Publish messages, now or for later."),
     "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming them."),
+    "restore": ("escapement.cli.backup", "Restore a snapshot of a log in SQLite."),
     "resume": ("escapement.cli.pause", "Resume paused deliveries."),
     "schedule": (
         "escapement.cli.schedule",

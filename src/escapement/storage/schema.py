@@ -170,6 +170,16 @@ def require(connection: Connection) -> None:
         )
 
 
+def is_current(connection: Connection) -> bool:
+    """Return whether the database has all migrations of this program, and not only some of them.
+
+    Raises:
+      SchemaError: if a newer program or another development version made the tables.
+    """
+    known = migrations()
+    return _check_applied(connection, known) == len(known)
+
+
 def log_identity(connection: Connection) -> bytes:
     """Return the random id that this database's log was given when its schema was created."""
     rows = connection.execute("SELECT identity FROM log_identity WHERE id = 1").rows

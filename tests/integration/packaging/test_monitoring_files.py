@@ -25,7 +25,7 @@ from support.processes.broker import broker_process
 ROOT: Final = Path(__file__).parents[3]
 ALERTS: Final = ROOT / "deploy/monitoring/alerts.yaml"
 DASHBOARD: Final = ROOT / "deploy/monitoring/dashboard.json"
-GUIDE: Final = ROOT / "docs/guides/monitoring.md"
+OPERATIONS: Final = ROOT / "docs/guides/operations.md"
 # Prometheus adds these labels to each series of a target.
 TARGET_LABELS: Final = {"instance", "job"}
 # Prometheus makes these series itself.
@@ -89,14 +89,22 @@ def check_expression(text: str, exported: Exported) -> set[str]:
 def test_alerts_are_valid_and_use_metrics_that_exist(exported: Exported) -> None:
     """O4, O8."""
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
-    guide = GUIDE.read_text()
     for rule in group["rules"]:
         check_expression(rule["expr"], exported)
         assert rule["labels"]["severity"] in ("page", "ticket")
-        assert set(rule["annotations"]) == {"summary", "description"}
-        assert f"`{rule['alert']}`" in guide, (
-            f"the guide does not say what to do about {rule['alert']}"
-        )
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+
+
+def test_each_alert_links_to_its_paragraph_and_each_paragraph_has_an_alert() -> None:
+    """O8, O9."""
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    _, _, alerts = OPERATIONS.read_text().partition("\n## Alerts\n")
+    paragraphs = re.findall(r"^### (\w+)\n\n\w", alerts, re.MULTILINE)
+    assert paragraphs == [rule["alert"] for rule in group["rules"]]
+    for rule in group["rules"]:
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert ROOT / page == OPERATIONS
+        assert anchor == rule["alert"].lower()
 
 
 # -- the dashboard -----------------------------------------------------------------------

@@ -77,6 +77,7 @@ STORAGE_FLOORS: list[set[str]] = [
     {"inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state", "upgrade"},
+    {"snapshot"},
 ]
 
 

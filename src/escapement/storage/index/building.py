@@ -89,7 +89,9 @@ class Building:
                 path.rename(named)
                 sizes[named.name] = named.stat().st_size
             sync_directory(self.directory)
-            manifest = Manifest(log_identity, dict(positions), sizes, Lineage(base=base))
+            manifest = Manifest(
+                log_identity, dict(positions), sizes, Lineage(base=base), relied_on=positions
+            )
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
@@ -113,7 +115,7 @@ class Building:
             some = sorted(sizes, key=sizes.__getitem__)[: min(surplus + 1, limits.max_segments)]
             compaction = index.begin_compaction(some)
             wait(compaction.run)
-            compaction.finish()
+            compaction.finish({})
             index.install_compaction(compaction)
 
     def install(self) -> None:

@@ -156,6 +156,26 @@ def knows(connection: Connection, bundle_id: int, lane: int, position: JournalPo
     return find(connection, bundle_id, lane, position.seq) == position.group_id
 
 
+def require(
+    connection: Connection, bundle_id: int, positions: Mapping[int, JournalPosition]
+) -> None:
+    """Check, inside the open transaction, that the database knows a position of each lane.
+
+    Args:
+      positions: by lane, the position of a group commit that was durable.
+
+    Raises:
+      LogDamaged: if the database has lost one of these group commits.
+    """
+    for lane, position in positions.items():
+        if not knows(connection, bundle_id, lane, position):
+            raise LogDamaged(
+                f"the database has lost group commit {position.seq} of lane {lane}, which it had"
+                " confirmed: it was restored from a backup, or replaced by a replica that was"
+                " behind. Start the broker again; it goes on with what the database has"
+            )
+
+
 def trim_step(
     connection: Connection, bundle_id: int, positions: Mapping[int, JournalPosition]
 ) -> bool:
