@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
         "allocator",
         "field",
         "event_log",
+        "identifier",
         "loopback",
     },
     {
@@ -36,7 +37,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "storage"},
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
-    {"sync", "sql"},
+    {"sync", "sql", "check"},
     {"testing"},
     {"bench"},
     {"cli"},
@@ -49,6 +50,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"admission", "certificates"},
     {
         "binary_logs",
+        "broker_stats",
         "crash",
         "lease_keeper",
         "limits",
@@ -84,7 +86,8 @@ STORAGE_FLOORS: list[set[str]] = [
     {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
-    {"cleanup", "commit", "state"},
+    {"cleanup", "commit", "state", "upgrade"},
+    {"snapshot"},
 ]
 
 

@@ -117,7 +117,7 @@ class Session:
             self._consumers,
             AmendmentRequests(broker, self._outbound),
             Reading(broker, self._outbound),
-            _BrokerRequests(broker, self._outbound),
+            _BrokerRequests(broker, self._outbound, self._caller),
         )
         self._at_once: dict[type[wire.Command], AtOnce] = {}
         self._in_turn: dict[type[wire.Command], Waiting] = {}
@@ -126,7 +126,7 @@ class Session:
             self._at_once |= handler.at_once
             self._in_turn |= handler.in_turn
             self._aside |= handler.aside
-        for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs] + [wire.Admin]:
+        for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs]:
             if kind in self._at_once:
                 self._at_once[kind] = self._checked_at_once(self._at_once[kind])
             else:
@@ -329,7 +329,8 @@ class Session:
 class _BrokerRequests(RequestHandler):
     """The desk for requests about the broker itself."""
 
-    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+    def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
+        self._caller = caller
         self._admin = Admin(broker)
         self._outbound = outbound
         self.at_once = {wire.Ping: self._ping}
@@ -340,5 +341,7 @@ class _BrokerRequests(RequestHandler):
 
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
-        result = await self._admin.carry_out(command.verb, command.arguments)
+        # Not before the wait, which lasts as long as the peer does not read.
+        self._caller.check_command(command)
+        result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

@@ -154,7 +154,7 @@ class Producer(Attached):
             value, delay, at, key, properties, priority, dedup, group, spread, replace
         )
         if self._full:
-            await self._have_room()
+            await self._have_room_for(message)
         request, row = self._put(message, sequence)
         await request.wait()
         return receipt_of(self.topic, request, row)
@@ -191,7 +191,7 @@ class Producer(Attached):
             value, delay, at, key, properties, priority, dedup, group, spread, replace
         )
         if self._full:
-            await self._have_room()
+            await self._have_room_for(message)
         return Pending(self.topic, *self._put(message, sequence))
 
     def _prepare(
@@ -237,6 +237,10 @@ class Producer(Attached):
             raise InvalidRequest(
                 "the broker is too old for replace=: it does not know replace keys; upgrade it"
             )
+
+    async def _have_room_for(self, message: NewMessage) -> None:
+        """Wait until the outbox has room for a message. Raises the errors of ``_have_room``."""
+        await self._have_room()
 
     def _put(self, message: NewMessage, sequence: int | None) -> tuple[PublishRequest, int]:
         """Put a message into the outbox, without waiting. Raises the errors of ``submit``.

@@ -9,7 +9,7 @@ offsets are stored among the acknowledged ones, under other ids (:func:`cancella
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | producers u32
     keys size u32 | groups size u32 | lags size u32 | attempts size u32 |
-    replace keys size u32 | crc32 u32
+    version 2: replace keys size u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
     acks        2 columns: subscription i64, length u32
     producers   3 columns of i64: producer, last sequence, last offset
@@ -24,6 +24,7 @@ offsets are stored among the acknowledged ones, under other ids (:func:`cancella
                 end to end (storage/encoding/narrow_column.py)
     replace keys  as keys (storage/encoding/replace_keys.py)
 
+An entry has version 2 if it has replace keys, else version 1, which older programs know too.
 The last five parts are optional: an entry that has nothing of a kind has 0 bytes of it.
 The checksum covers everything but itself. No I/O.
 """
@@ -53,12 +54,11 @@ from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
-_VERSION: Final = 1
+# The heads of the versions. Version 2 has one more size, that of the replace keys.
+_HEADS: Final = {1: struct.Struct("<BxxxIIIIIII"), 2: struct.Struct("<BxxxIIIIIIII")}
 _ATTEMPT_COLUMNS: Final = 5
 # An entry has far fewer attempts. The decoder checks this before it allocates memory.
 _MOST_ATTEMPTS: Final = 1 << 24
-_HEAD: Final = struct.Struct("<BxxxIIIIIIII")
-_START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
 # The bit that marks the id for a subscription's lapsed offsets. Subscription ids are lower.
@@ -171,13 +171,14 @@ def encode_entry(entry: JournalEntry) -> bytes:
             pieces=[[encode_tally(lag.tally) for lag in lags]],
         ),
         _encode_attempts(entry.attempts) if entry.attempts is not None else [],
-        _joined(
-            [one.topic_id for one in entry.replaceable],
-            pieces=[[encode_replace_keys(one.keys) for one in entry.replaceable]],
-        ),
     ]
-    head = _HEAD.pack(
-        _VERSION,
+    version = 1
+    if entry.replaceable:
+        version = 2
+        tables = [encode_replace_keys(one.keys) for one in entry.replaceable]
+        optional.append(_joined([one.topic_id for one in entry.replaceable], pieces=[tables]))
+    head = _HEADS[version].pack(
+        version,
         len(entry.rows),
         len(entry.acks),
         len(entry.producers),
@@ -193,13 +194,16 @@ def decode_entry(data: Buffer) -> JournalEntry:
     Raises:
       LogDamaged: if ``encode_entry`` did not produce these bytes.
     """
-    view = unsealed(data, _HEAD.size, _START, "a journal entry")
-    version, rows, acks, producers, *sizes = _HEAD.unpack_from(view)
-    if version != _VERSION:
+    version = data[0] if len(data) else 1
+    known = _HEADS.get(version)
+    if known is None:
         raise LogDamaged(f"a journal entry has the unknown version {version}")
-    if len(view) - _START < 40 * rows + 12 * acks + 24 * producers:
+    start = known.size + SEAL_BYTES
+    view = unsealed(data, known.size, start, "a journal entry")
+    _, rows, acks, producers, *sizes = known.unpack_from(view)
+    if len(view) - start < 40 * rows + 12 * acks + 24 * producers:
         raise LogDamaged("a journal entry ends inside its columns")
-    at = _START
+    at = start
     row_table, at = _table(view, at, 5, rows)
     subscriptions, at = _table(view, at, 1, acks)
     lengths = np.frombuffer(view, "<u4", acks, at).tolist()
@@ -215,7 +219,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     for size in sizes:
         optional.append(view[at : at + size] if size else None)
         at += size
-    keys, groups, lags, attempts, replace_keys = optional
+    keys, groups, lags, attempts, *newer = optional
     return JournalEntry(
         [RowKey(*row) for row in row_table.T.tolist()],
         acked,
@@ -224,7 +228,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
         _decode_keyed(keys),
         _decode_grouped(groups),
         _decode_lags(lags),
-        _decode_replaceable(replace_keys),
+        _decode_replaceable(newer[0]) if newer else [],
     )
 
 

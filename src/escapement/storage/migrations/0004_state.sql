@@ -52,15 +52,6 @@ CREATE TABLE IF NOT EXISTS dedup_keys (
     PRIMARY KEY (topic_id, part)
 ){table_end};
 
--- Replace keys of each topic's pending messages, in parts (storage/encoding/replace_keys.py).
--- Owner: storage/state/checkpoint.py.
-CREATE TABLE IF NOT EXISTS replace_keys (
-    topic_id BIGINT NOT NULL,
-    part BIGINT NOT NULL,
-    data {blob} NOT NULL,
-    PRIMARY KEY (topic_id, part)
-){table_end};
-
 -- Offsets of the messages in each event group of a topic, in chunks
 -- (storage/offsets/offsets.py).
 -- Owner: storage/state/checkpoint.py.

@@ -146,7 +146,7 @@ def test_attempts_of_a_burst_take_few_bytes() -> None:
 
 def resealed(entry: bytes, at: int, part: bytes) -> bytes:
     """Replace bytes of an entry, and compute its checksum again."""
-    head = struct.calcsize("<BxxxIIIIIIII")
+    head = struct.calcsize("<BxxxIIIIIII")
     changed = entry[:at] + part + entry[at + len(part) :]
     return sealed(changed[:head], [changed[head + SEAL_BYTES :]])
 
@@ -160,6 +160,6 @@ def test_group_whose_name_is_not_text_counts_as_damage() -> None:
 def test_entry_with_an_impossible_number_of_attempts_counts_as_damage() -> None:
     """It is noticed before memory is allocated for them."""
     entry = encode_entry(JournalEntry(attempts=some_attempts(1)))
-    at = struct.calcsize("<BxxxIIIIIIII") + SEAL_BYTES
+    at = struct.calcsize("<BxxxIIIIIII") + SEAL_BYTES
     with pytest.raises(LogDamaged, match="4294967295 attempts"):
         decode_entry(resealed(entry, at, b"\xff" * 4))
