@@ -565,7 +565,7 @@ async def test_topic_deletion_frees_its_replace_keys(mock_clock: MockClock) -> N
 
 
 async def test_invalid_replace_keys_are_refused(mock_clock: MockClock) -> None:
-    """B11: the client refuses before it sends anything, also for a broker without replace keys."""
+    """B11: the client refuses before it sends anything."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
         for wrong in ("", 7):
