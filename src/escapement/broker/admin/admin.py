@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from escapement.broker.admin import (
+    bulk,
     dlq,
     grants,
     groups,
@@ -37,8 +38,13 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def carry_out(self, verb: str, arguments: Mapping[str, Any]) -> Plain:
+    async def carry_out(
+        self, verb: str, arguments: Mapping[str, Any], role: str | None = None
+    ) -> Plain:
         """Run a verb and return its result.
+
+        Args:
+          role: the role of the caller; None if the log has no roles.
 
         Raises:
           InvalidRequest: if the verb is unknown, or its arguments are wrong.
@@ -46,7 +52,7 @@ class Admin:
         function = VERBS.get(verb)
         if function is None:
             raise InvalidRequest(f"there is no verb {verb!r}; use one of {', '.join(VERBS)}")
-        return await function(self._broker, Arguments(verb, arguments))
+        return await function(self._broker, Arguments(verb, arguments, role))
 
 
 async def _stats(broker: Broker, given: Arguments) -> Plain:
@@ -69,6 +75,7 @@ VERBS: Final[dict[str, Verb]] = {
     **messages.VERBS,
     **subscriptions.VERBS,
     **dlq.VERBS,
+    **bulk.VERBS,
     **pauses.VERBS,
     **inbox.VERBS,
     **jobs.VERBS,

@@ -23,9 +23,13 @@ class Arguments:
 
     Each method takes the argument ``name``. ``end`` refuses arguments that were not taken. All
     raise ``InvalidRequest``, with the names that help to find a misspelt one.
+
+    Args:
+      role: the role of the caller; None if the log has no roles.
     """
 
-    def __init__(self, verb: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, verb: str, given: Mapping[str, Any], role: str | None = None) -> None:
+        self.role = role
         self._verb = verb
         self._given = tuple(given)
         self._left = dict(given)

@@ -116,7 +116,7 @@ class Session:
             self._consumers,
             AmendmentRequests(broker, self._outbound),
             Reading(broker, self._outbound),
-            _BrokerRequests(broker, self._outbound),
+            _BrokerRequests(broker, self._outbound, self._caller),
         )
         self._at_once: dict[type[wire.Command], AtOnce] = {}
         self._in_turn: dict[type[wire.Command], Waiting] = {}
@@ -327,9 +327,10 @@ class Session:
 class _BrokerRequests(RequestHandler):
     """The desk for requests about the broker itself."""
 
-    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+    def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
         self._admin = Admin(broker)
         self._outbound = outbound
+        self._caller = caller
         self.at_once = {wire.Ping: self._ping}
         self.aside = {wire.Admin: self._administer}
 
@@ -338,5 +339,5 @@ class _BrokerRequests(RequestHandler):
 
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
-        result = await self._admin.carry_out(command.verb, command.arguments)
+        result = await self._admin.carry_out(command.verb, command.arguments, self._caller.role)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

@@ -143,7 +143,7 @@ class SidePortApp:
             caller = caller_of(request, broker.services.access)
             caller.check(needs_of_verb(verb, arguments))
             broker.check_open()
-            result = await Admin(broker).carry_out(verb, arguments)
+            result = await Admin(broker).carry_out(verb, arguments, caller.role)
         return Response(json_values.encode(result), media_type="application/json")
 
     # -- every request ---------------------------------------------------------
