@@ -143,6 +143,18 @@ async def test_stopped_bulk_change_changes_nothing_more(mock_clock: MockClock) -
         assert len(await due_ms(broker)) == 100 - change.done
 
 
+async def test_messages_published_after_the_start_are_not_changed(mock_clock: MockClock) -> None:
+    """B13: although they arrive before the search begins."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        await published(broker)
+        async with world.server.services.bulk_changes._turn:
+            change = await broker.bulk.cancel("t", everything=True)
+            await published(broker, 5)
+        change = await ended(world, broker, change)
+        assert (change.messages, change.done) == (100, 100)
+        assert (await due_ms(broker)).keys() == set(range(100, 105))
+
+
 async def test_filters_are_those_of_a_search_and_the_preview_counts_them(
     mock_clock: MockClock,
 ) -> None:

@@ -36,7 +36,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -49,7 +48,7 @@ from escapement.broker.inbox.dead_letters import DeadLetters, Whose
 from escapement.broker.inbox.refusals import ends_the_broker
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.outage import PASSING, Outage
-from escapement.broker.registry.changes import Changes, step_by_step
+from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -329,8 +328,10 @@ class BulkChanges:
             await self._drop_selection()  # its search has ended
             raise
         # An earlier broker, or an attempt during an outage, may have stored some parts.
-        discard = partial(bulk_change.discard_parts, change_id=change.id)
-        await step_by_step(self._changes.durably, discard)
+        while await self._changes.durably(
+            lambda connection: bulk_change.discard_parts(connection, change.id)
+        ):
+            pass
         parts = self._selection.parts()
         while some := list(islice(parts, _PARTS_AT_ONCE)):
             await self._changes.durably(_adding(change.id, some))
