@@ -23,9 +23,7 @@ from escapement.testing import World
 from support.seeds import named
 from support.seeds import seeds as chosen
 
-CONFIG: Final = BrokerConfig(
-    ack_wait_ms=10**11, limits=BrokerLimits(bulk_slice_messages=2), seed=0
-)
+CONFIG: Final = BrokerConfig(ack_wait_ms=10**11, limits=BrokerLimits(bulk_slice_messages=2), seed=0)
 STEPS: Final = ("wait", "wait", "wait", "cancel", "publish", "crash", "restart", "stop")
 
 
