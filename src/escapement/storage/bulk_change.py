@@ -29,7 +29,7 @@ PART_OFFSETS: Final = 65_536
 
 
 class Action(StrEnum):
-    """What a bulk change does with each message."""
+    """The effect of a bulk change on each message."""
 
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"

@@ -9,7 +9,7 @@ from escapement.broker.admin.conditions import take_sought
 from escapement.broker.admin.content import readable, readable_key
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-from escapement.broker.bulk.bulk_changes import Wanted
+from escapement.broker.bulk.bulk_request import BulkRequest
 from escapement.broker.bulk.selection import filter_of
 from escapement.errors import InvalidRequest
 from escapement.names import NamespaceName, TopicName
@@ -59,7 +59,7 @@ async def _stop(broker: Broker, given: Arguments) -> Plain:
     return _plain(await broker.services.bulk_changes.stop(topic, id))
 
 
-def _wanted(given: Arguments) -> Wanted:
+def _wanted(given: Arguments) -> BulkRequest:
     """Take the arguments of a bulk change."""
     topic, action = given.topic_name("topic"), given.optional_choice("action", _ACTIONS)
     subscription = given.optional_text("subscription") or ""
@@ -86,7 +86,7 @@ def _wanted(given: Arguments) -> Wanted:
         raise InvalidRequest("A cancel takes no 'spread_ms'.")
     if len(reason) > _REASON_LENGTH:
         raise InvalidRequest(f"The reason may have at most {_REASON_LENGTH} characters.")
-    return Wanted(
+    return BulkRequest(
         topic,
         Action(action),
         filter,

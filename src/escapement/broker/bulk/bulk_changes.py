@@ -37,14 +37,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import trio
 
+from escapement.broker.bulk.bulk_request import BulkRequest
 from escapement.broker.bulk.selection import Selection, Selector, Target
 from escapement.broker.bulk.slices import Slices, whose_of
-from escapement.broker.inbox.dead_letters import DeadLetters, Whose
+from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.inbox.refusals import ends_the_broker
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.outage import PASSING, Outage
@@ -57,7 +58,7 @@ from escapement.event_log import EventLog
 from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.storage import bulk_change
-from escapement.storage.bulk_change import Action, BulkChange, BulkState, Counts, Filter
+from escapement.storage.bulk_change import BulkChange, BulkState
 from escapement.storage.engine.base import Connection
 
 _log = EventLog(__name__)
@@ -68,41 +69,6 @@ _REST_S: Final = 0.01
 _RETRY_S: Final = 1.0
 # The parts that one transaction stores. Each has up to half a megabyte.
 _PARTS_AT_ONCE: Final = 4
-
-
-class Wanted(NamedTuple):
-    """A request for a bulk change.
-
-    Args:
-      topic: the topic of the messages; for a redrive, the original topic of the dead letters.
-      subscription, lie_in: for a redrive, the subscription, and the dead-letter topic if it is not
-        the one of the subscription now.
-      delay_ms, at_ms: for a reschedule, the new due time.
-      role, reason: who asks for it, and why.
-    """
-
-    topic: TopicName
-    action: Action
-    filter: Filter
-    subscription: str = ""
-    lie_in: TopicName | None = None
-    delay_ms: int | None = None
-    at_ms: int | None = None
-    spread_ms: int = 0
-    role: str | None = None
-    reason: str = ""
-
-    @property
-    def whose(self) -> Whose | None:
-        if self.action is not Action.REDRIVE:
-            return None
-        return Whose(self.topic, self.subscription, self.lie_in)
-
-    def new_at_ms(self, now_ms: int) -> int | None:
-        """Return the new due time, without the spread; None means at once."""
-        if self.delay_ms is not None:
-            return now_ms + self.delay_ms
-        return now_ms if self.at_ms is None and self.spread_ms else self.at_ms
 
 
 class BulkChanges:
@@ -159,7 +125,7 @@ class BulkChanges:
             )
         return found
 
-    def target(self, wanted: Wanted) -> tuple[Target, Topic | None]:
+    def target(self, wanted: BulkRequest) -> tuple[Target, Topic | None]:
         """Return where the messages of a request lie, and that topic if it exists yet.
 
         Raises:
@@ -170,7 +136,7 @@ class BulkChanges:
         topic = self._dead_letters.topic_of(wanted.whose)
         return Target(wanted.topic if topic is None else topic.name, wanted.whose), topic
 
-    async def start(self, wanted: Wanted) -> BulkChange:
+    async def start(self, wanted: BulkRequest) -> BulkChange:
         """Start a bulk change. It is durable when this returns.
 
         Raises:
@@ -187,29 +153,7 @@ class BulkChanges:
             target, topic = self.target(wanted)
             if topic is None:
                 raise NotFound(f"{target} has no dead letters.")
-            now_ms = self._clock.now_ms()
-            change = BulkChange(
-                0,
-                wanted.topic.full,
-                topic.id,
-                wanted.action,
-                wanted.subscription,
-                "" if wanted.whose is None else topic.name.full,
-                wanted.filter,
-                topic.next_offset,
-                wanted.new_at_ms(now_ms),
-                wanted.spread_ms,
-                wanted.role,
-                wanted.reason,
-                now_ms,
-                BulkState.SELECTING,
-                0,
-                0,
-                Counts(),
-                "",
-                now_ms,
-                None,
-            )
+            change = wanted.begun(topic, self._clock.now_ms())
             self._slices.check(topic, change)
             change.id = await self._changes.durably(
                 lambda connection: bulk_change.create(connection, change)

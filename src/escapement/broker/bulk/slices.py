@@ -91,7 +91,9 @@ class Slices:
             return _counts(await self._cancel(change.topic, offsets))
         at_ms = NO_TIME if change.at_ms is None else change.at_ms
         if not change.spread_ms and at_ms <= self._clock.now_ms():
-            at_ms = NO_TIME  # due at once is no delay, which the namespace may refuse
+            at_ms = (
+                NO_TIME  # the namespace may refuse delays, but not messages that are due at once
+            )
         # The start has checked the times; a delay policy that changed since does not count.
         outcome = await self._rescheduling.reschedule(
             change.topic, offsets, NO_TIME, at_ms, spread_ms=change.spread_ms, by_policy=False

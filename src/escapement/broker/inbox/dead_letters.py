@@ -123,12 +123,7 @@ class DeadLetters:
         self._ending = trio.Semaphore(_ENDING)
 
     def topic_of(self, whose: Whose) -> Topic | None:
-        """Return the topic that has the dead letters of a subscription; None if there is none yet.
-
-        Raises:
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
-        """
+        """Return the topic with the dead letters; None if it does not exist yet. See ``pages``."""
         found = self._find(whose)
         return None if found is None else found.topic
 
