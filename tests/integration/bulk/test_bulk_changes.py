@@ -24,6 +24,7 @@ from escapement.errors import (
 from escapement.spread import places_ms, seeds
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
+from support.database.outages import Outage
 
 SLICE = 10
 HOUR_MS = 3_600_000
@@ -141,6 +142,34 @@ async def test_stopped_bulk_change_changes_nothing_more(mock_clock: MockClock) -
         assert await broker.bulk.show("t", change.id) == change
         assert await broker.bulk.stop("t", change.id) == change
         assert len(await due_ms(broker)) == 100 - change.done
+
+
+@pytest.mark.parametrize("reply", range(1, 12))
+async def test_bulk_change_continues_after_an_outage_and_a_lost_reply(
+    reply: int, mock_clock: MockClock
+) -> None:
+    """B13, Q8: it waits while the database is unreachable, and counts each message once."""
+    outage = Outage()
+    async with testing.start(config=CONFIG, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await published(broker)
+            outage.lose_reply(reply + 1)  # the first belongs to the new row
+            change = await broker.bulk.reschedule("t", everything=True, delay="2h")
+            for _ in range(reply):
+                await world.clock.advance(ms=5)
+            outage.unreachable()
+            for _ in range(5):
+                await world.clock.advance(seconds=1)
+            waiting = await broker.bulk.show("t", change.id)
+            assert not waiting.has_ended
+            outage.over()
+            for _ in range(5):
+                await world.clock.advance(seconds=1)
+            change = await ended(world, broker, change)
+            assert (change.state, change.messages, change.done) == ("done", 100, 100)
+            assert change.new_due is not None
+            new_ms = round(change.new_due.timestamp() * 1000)
+            assert await due_ms(broker) == dict.fromkeys(range(100), new_ms)
 
 
 async def test_messages_published_after_the_start_are_not_changed(mock_clock: MockClock) -> None:
