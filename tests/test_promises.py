@@ -51,6 +51,13 @@ def names_in(path: str) -> frozenset[str]:
     return frozenset(name for name in found if name.lower().startswith("test"))
 
 
+@pytest.mark.parametrize("page", ["docs/explanation/security.md"])
+def test_page_names_tests_that_exist(page: str) -> None:
+    proofs = PROOF.findall((ROOT / page).read_text("utf-8"))
+    assert len(proofs) > 20
+    assert [one for one in proofs if one[1] not in names_in(one[0])] == []
+
+
 def test_promises_are_listed_once_and_in_order() -> None:
     assert [promise.id for promise in promises()] == IDS
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from escapement.client.selection import Selection
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
+    from escapement.client.tracing.tracing import Tracing
     from escapement.field import Field
     from escapement.message import Blobs, MessageBatch, MessageId, Times
     from escapement.protocol.amend_status import AmendStatus
@@ -81,6 +82,7 @@ else:
         "escapement.client.selection": ("Selection",),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
         "escapement.client.settings": ("Settings",),
+        "escapement.client.tracing.tracing": ("Tracing",),
         "escapement.field": ("Field",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
         "escapement.protocol.amend_status": ("AmendStatus",),
@@ -161,6 +163,7 @@ __all__ = [
     "SubscriptionStatus",
     "TableRejected",
     "Times",
+    "Tracing",
     "Unauthenticated",
     "Upcoming",
     "connect",

@@ -191,6 +191,12 @@ class SchemaError(StorageError):
     code = "schema_error"
 
 
+class MissingRight(StorageError):
+    """Raised when the broker's user of the database lacks a right. The message says which."""
+
+    code = "missing_right"
+
+
 class UnfitDatabase(StorageError):
     """Raised at start when the database, as it is set up, cannot keep messages durably."""
 

@@ -173,6 +173,8 @@ def seeds(target: str) -> list[bytes]:
     from escapement.storage.index import Lineage
     from escapement.storage.index.segments.manifest import Mark
 
-    manifest = Manifest("log", {0: (7, b"ab")}, {"1.segment": 9}, Lineage(Mark("i", 1), None), 5)
+    manifest = Manifest(
+        "log", {0: (7, b"ab")}, {"1.segment": 9}, Lineage(Mark("i", 1), None), 5, {0: (8, b"cd")}
+    )
     whole = manifest.encode()
     return [whole, whole.partition(b"\n")[2]]

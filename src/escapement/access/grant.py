@@ -16,16 +16,19 @@ a role with ``admin`` on ``*``, and a *tenant admin* one with ``admin`` on ``sho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from escapement.access.pattern import Pattern
 from escapement.errors import InvalidRequest
-from escapement.names import check_name
+from escapement.names import MAX_NAME_LENGTH, check_name
 
 Action = Literal["produce", "consume", "peek", "cancel", "admin"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+# A role that is a URI, such as a SPIFFE id. It needs no quoting in a command line.
+_URI: Final = re.compile(r"[a-z][a-z0-9+.-]*:[A-Za-z0-9._~:/@%+-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,12 @@ class Grant:
         """Return whether the grant allows an action on everything that ``pattern`` covers."""
         return (action in self.actions or "admin" in self.actions) and self.pattern.covers(pattern)
 
+    def reaches(self, action: Action, pattern: Pattern) -> bool:
+        """Return whether the grant allows an action on a part of what ``pattern`` covers."""
+        return self.allows(action, pattern) or (
+            pattern.covers(self.pattern) and self.allows(action, self.pattern)
+        )
+
     @property
     def listed(self) -> list[Action]:
         """The actions in their usual order."""
@@ -47,7 +56,12 @@ class Grant:
 
 
 def check_role(text: str) -> str:
-    """Return ``text`` if it is the name of a role; raise ``InvalidRequest`` if it cannot be."""
+    """Return ``text`` if it is the name of a role; raise ``InvalidRequest`` if it cannot be.
+
+    A role has a name like that of a topic, or is a URI, as certificates name it.
+    """
+    if isinstance(text, str) and len(text) <= MAX_NAME_LENGTH and _URI.fullmatch(text):
+        return text
     return check_name("role", text)
 
 

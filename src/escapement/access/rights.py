@@ -10,16 +10,21 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from escapement.access.coverage import Coverage
 from escapement.access.grant import Action, Grant
 from escapement.access.pattern import Pattern
 from escapement.errors import AccessDenied
 
 
 class Need(NamedTuple):
-    """An action that a request needs, on everything that the pattern covers."""
+    """An action that a request needs, on everything that the pattern covers.
+
+    A request whose answer shows only what the role may see needs the action on a ``part`` of it.
+    """
 
     action: Action
     pattern: Pattern
+    part: bool = False
 
 
 class Rights:
@@ -59,8 +64,15 @@ class Rights:
 
     def allows(self, role: str, need: Need) -> bool:
         """Return whether a grant of the role meets the need; O(grants of the role)."""
-        grants = self._by_role.get(role, {})
-        return any(grant.allows(need.action, need.pattern) for grant in grants.values())
+        grants = self._by_role.get(role, {}).values()
+        if need.part:
+            return any(grant.reaches(need.action, need.pattern) for grant in grants)
+        return any(grant.allows(need.action, need.pattern) for grant in grants)
+
+    def coverage(self, role: str, action: Action) -> Coverage:
+        """Return on what a role may carry out an action."""
+        grants = self._by_role.get(role, {}).values()
+        return Coverage(one.pattern for one in grants if one.allows(action, one.pattern))
 
     def check(self, role: str, needs: Iterable[Need]) -> None:
         """Raise ``AccessDenied`` unless a role may do all that is needed."""
@@ -72,7 +84,8 @@ class Rights:
 def denied(role: str, need: Need) -> AccessDenied:
     """Return the error for a missing right. It names the smallest grant that would do."""
     action, pattern = need.action, need.pattern.text
+    part = "any part of " if need.part else ""
     return AccessDenied(
-        f"Role {role} lacks the right '{action}' on {pattern}. A role with 'admin' there can add "
-        f"it: `escapement admin grants add {role} {shlex.quote(pattern)} --actions {action}`."
+        f"Role {role} lacks the right '{action}' on {part}{pattern}. A role with 'admin' there can "
+        f"add it: `escapement admin grants add {role} {shlex.quote(pattern)} --actions {action}`."
     )

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 
+from escapement.broker.broker_stats import BrokerStats
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
@@ -363,7 +364,7 @@ class Broker:
         """Return the state of one message in each subscription. Raises ``NotFound``."""
         return await message_history(topic, self.services.reader, self.clock.now_ms(), offset)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> BrokerStats:
         """Return figures about the whole broker, as plain values."""
         services = self.services
         return {

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from escapement.errors import InvalidRequest
 from escapement.event_log import EventLog
@@ -19,6 +19,9 @@ from escapement.protocol.limits import MAX_NAME_CHARS
 _log = EventLog(__name__)
 
 LEAST_VERSION: Final = ssl.TLSVersion.TLSv1_2
+# Whether each client needs a certificate, or may have one.
+ClientCertificates = Literal["required", "optional"]
+CLIENT_CERTIFICATES: Final[tuple[ClientCertificates, ...]] = get_args(ClientCertificates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,14 @@ class TlsFiles:
     """The files of the broker's TLS, in PEM format.
 
     ``cert`` has the broker's certificate, followed by those between it and its authority.
-    ``client_ca`` has the authorities of clients. If it is set, clients need a certificate.
+    ``client_ca`` has the authorities of clients. If it is set, clients need a certificate, unless
+    ``client_certificates`` is "optional". A certificate of another authority is always refused.
     """
 
     cert: Path
     key: Path
     client_ca: Path | None = None
+    client_certificates: ClientCertificates = "required"
 
 
 class Certificates:
@@ -78,7 +83,8 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
             raise InvalidRequest(
                 f"cannot use --tls-client-ca {files.client_ca}: {_reason(error)}"
             ) from error
-        context.verify_mode = ssl.CERT_REQUIRED
+        optional = files.client_certificates == "optional"
+        context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
     return context
 
 

@@ -112,7 +112,7 @@ class Services:
         self.totals = Totals()
         # When the last group commit became durable, by the lease clock; None: none yet.
         self.committed_at_ms: int | None = None
-        self._progress = Progress(dict(ground.index_positions))
+        self._progress = Progress(dict(ground.index_positions), dict(ground.state.journal_ends))
         state = ground.state
         self.passive_topics = PassiveTopics(
             chunks=state.chunks,
@@ -183,7 +183,9 @@ class Services:
         self.access = Access(
             Changes(self.pipeline.transact), clock, ground.state.tokens, ground.state.grants
         )
-        self.compactor = Compactor(ground.index, self.registry, self.passive_topics, clock, run)
+        self.compactor = Compactor(
+            ground.index, self.registry, self.passive_topics, self._progress, clock, run
+        )
         unwritten = Unwritten(
             ground.log,
             self.registry,

@@ -76,6 +76,7 @@ class Settlement:
         """Apply a group commit that is durable."""
         now_ms = self._clock.now_ms()
         self._progress.positions[group.lane] = group.position
+        self._progress.finished[group.lane] = group.position
         touched = self._progress.touched
         touched.update([part.topic_id for part in group.topics])
         touched.update([restated.item.topic_id for restated in group.restated])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,13 @@ import click
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.cli.input.configuration import ConfiguredCommand, config_warnings, settings_of
 from escapement.cli.input.options import output_option
-from escapement.cli.output.table import counted, print_values
+from escapement.cli.output.findings import print_findings
 from escapement.cli.serve import serve
 from escapement.doctor.data_directory import judge, look_at
 from escapement.doctor.database import check_database
 from escapement.doctor.finding import Finding, Severity, error, ok
 from escapement.doctor.machine import check_machine
+from escapement.doctor.rights import Purpose
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import OLDEST_SQLITE
 
@@ -30,6 +29,7 @@ def _doctor(
     log_url: str | None,
     outbox_urls: tuple[str, ...],
     table_urls: tuple[str, ...],
+    binary_logs: bool,
     **_: Any,
 ) -> None:
     """Check the machine, the data directory and the databases of a broker.
@@ -41,20 +41,13 @@ def _doctor(
     findings = [Finding("configuration", Severity.WARNING, one) for one in config_warnings(ctx)]
     findings += check_machine(DEFAULT_LIMITS.connections)
     findings += _check_data(data, log_url)
-    databases = [("log", log_url)] if log_url is not None else []
+    databases: list[tuple[Purpose, str]] = [("log", log_url)] if log_url is not None else []
     databases += [("outbox", url) for url in dict.fromkeys(outbox_urls)]
     databases += [("tables", url) for url in dict.fromkeys(table_urls)]
     for purpose, url in databases:
         address = MysqlAddress.parse(url)
-        findings += check_database(address, purpose, holds_log=purpose == "log")
-    bad = [finding for finding in findings if finding.is_bad]
-    if output == "json":
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        rows = [(one.severity.value, one.check, one.text, one.remedy) for one in findings]
-        print_values(("severity", "check", "finding", "what to do"), rows, "")
-        click.echo(f"\n{counted(len(bad), 'problem')} found." if bad else "\nNo problem found.")
-    ctx.exit(1 if bad else 0)
+        findings += check_database(address, purpose, binlog=binary_logs)
+    ctx.exit(print_findings(findings, output))
 
 
 def _check_data(data: Path, log_url: str | None) -> Iterator[Finding]:

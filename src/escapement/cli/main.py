@@ -22,6 +22,7 @@ import click
 
 from escapement.cli.input.lazy_group import TOKEN_FILE, LazyGroup
 from escapement.cli.input.tls_files import keep
+from escapement.cli.output.redaction import shows_password
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
@@ -30,8 +31,13 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # For each command: the module that defines it, and its one-line help.
 _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
+    "backup": ("escapement.cli.backup", "Take a snapshot of a log in SQLite."),
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
     "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
+    "check": (
+        "escapement.cli.check",
+        "Check the log, the cursors and the index of a broker, and mend its index.",
+    ),
     "config": ("escapement.cli.config", "Show and check the settings of a broker."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": (
@@ -45,12 +51,17 @@ _COMMANDS: Final = {
     ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
+    "migrate": (
+        "escapement.cli.migrate",
+        "Create or upgrade the tables of a broker in MySQL, with another user.",
+    ),
     "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),
     "pause": ("escapement.cli.pause", "Pause the deliveries of a topic or a subscription."),
     "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),
     "pipeline": ("escapement.cli.pipeline", "Run a job directly on the log."),
     "produce": ("escapement.cli.produce", "Publish messages, now or for later."),
     "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming them."),
+    "restore": ("escapement.cli.backup", "Restore a snapshot of a log in SQLite."),
     "resume": ("escapement.cli.pause", "Resume paused deliveries."),
     "schedule": (
         "escapement.cli.schedule",
@@ -66,6 +77,10 @@ _COMMANDS: Final = {
     "stream": ("escapement.cli.stream", "Print the rows of a message table as they come due."),
     "tables": ("escapement.cli.tables", "Check and create message tables, and acknowledge rows."),
 }
+VISIBLE: Final = (
+    "Warning: every user of this machine can see the password on the command line. Put the URL into"
+    " the environment variable that --help names, or put the password into a variable or a file."
+)
 # Aliases of commands. In the client library, `produce` is called ``send``.
 _ALSO: Final = {"send": "produce"}
 
@@ -139,6 +154,8 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code."""
+    if shows_password(arguments):
+        click.echo(VISIBLE, err=True)
     try:
         code = escapement.main(arguments, prog_name="escapement", standalone_mode=False)
         return code if isinstance(code, int) else 0

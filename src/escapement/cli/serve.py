@@ -18,7 +18,7 @@ import click
 import trio
 
 from escapement.allocator import share_one_heap
-from escapement.broker.certificates import TlsFiles
+from escapement.broker.certificates import CLIENT_CERTIFICATES, ClientCertificates, TlsFiles
 from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
@@ -132,6 +132,13 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Authorities of clients, PEM. Clients then need a certificate of one of them.",
 )
 @_option(
+    "--tls-client-certificates",
+    type=click.Choice(CLIENT_CERTIFICATES),
+    default="required",
+    envvar="ESCAPEMENT_TLS_CLIENT_CERTIFICATES",
+    help="With optional, a client needs a certificate of --tls-client-ca or a token.",
+)
+@_option(
     "--create-topics/--no-create-topics",
     default=True,
     envvar="ESCAPEMENT_CREATE_TOPICS",
@@ -229,6 +236,7 @@ def serve(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    tls_client_certificates: ClientCertificates,
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
@@ -272,7 +280,7 @@ def serve(
         binary_logs=binary_logs,
     )
     host, port = listen
-    tls = _tls_files(tls_cert, tls_key, tls_client_ca)
+    tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_certificates)
     config = ServerConfig(data, log_url, host, port, insecure, broker, tls, side_port)
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
@@ -285,7 +293,12 @@ def serve(
         trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
 
 
-def _tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+def _tls_files(
+    cert: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    client_certificates: ClientCertificates,
+) -> TlsFiles | None:
     """Return the files of the broker's TLS, or None without TLS.
 
     Raises:
@@ -293,11 +306,13 @@ def _tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> T
     """
     if (cert is None) != (key is None):
         raise InvalidRequest("--tls-cert and --tls-key need each other")
+    if client_ca is None and client_certificates == "optional":
+        raise InvalidRequest("--tls-client-certificates optional needs --tls-client-ca")
     if cert is None or key is None:
         if client_ca is not None:
             raise InvalidRequest("--tls-client-ca needs --tls-cert and --tls-key")
         return None
-    return TlsFiles(cert, key, client_ca)
+    return TlsFiles(cert, key, client_ca, client_certificates)
 
 
 @contextmanager

@@ -25,11 +25,13 @@ from escapement.client.connection.retried_request import ask_verb
 from escapement.client.constructor import internal
 from escapement.client.consuming.consumption import Consumption
 from escapement.client.consuming.inbox import Inbox
+from escapement.client.consuming.traced_inbox import TracedInbox
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import One, What, name_message
 from escapement.client.producing.groups import Groups
 from escapement.client.producing.producer import Producer
 from escapement.client.producing.producer_bounds import Bounds
+from escapement.client.producing.traced_producer import TracedProducer
 from escapement.client.selection import Selection, criteria, select
 from escapement.client.serializers import SerializerLike
 from escapement.errors import InvalidRequest
@@ -115,7 +117,8 @@ class Broker:
             in_flight_bytes=max_in_flight_bytes,
             send_timeout_s=delivery_times.delay_ms(send_timeout, "send_timeout") / 1000,
         ).within(self.limits)
-        producer = Producer(self._line, topic, name, serializer, bounds)
+        producer_type = Producer if self._line.tracer is None else TracedProducer
+        producer = producer_type(self._line, topic, name, serializer, bounds)
         self._line.attach(producer)
         await producer._wait_opened()
         return producer
@@ -167,7 +170,7 @@ class Broker:
           EscapementError: if the broker refuses, or does not answer in time.
         """
         make = partial(
-            Inbox,
+            Inbox if self._line.tracer is None else TracedInbox,
             self._line,
             topic,
             subscription,

@@ -19,6 +19,7 @@ from escapement.client.connection.link import Stream, StreamFactory
 from escapement.client.connection.tls import ClientFiles, reason_of
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
+from escapement.client.tracing.tracing import Tracing
 from escapement.client.unopened import Unopened
 from escapement.errors import Disconnected, InvalidRequest
 
@@ -34,6 +35,7 @@ def connect(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
+    tracing: Tracing | None = None,
 ) -> AbstractAsyncContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``async with`` block ends.
 
@@ -59,6 +61,8 @@ def connect(
         of the broker are always verified.
       cert_file, key_file: with TLS, PEM files of the client's certificate and its key. The
         defaults are ESCAPEMENT_CERT_FILE and ESCAPEMENT_KEY_FILE.
+      tracing: how to trace with OpenTelemetry. By default, the client traces if the application has
+        set a tracer provider before it connects.
 
     Raises:
       InvalidRequest: if ``url`` is not the address of a broker, or a file cannot be used.
@@ -70,13 +74,15 @@ def connect(
     address, source = Address.parse(url), TokenSource(token, token_file)
     if (ca_file or cert_file or key_file) and not address.tls:
         raise InvalidRequest(f"ca_file, cert_file and key_file need escapements://, not {url}")
+    server = address if stream_factory is None else None
+    tracer = (tracing or Tracing())._tracer(server, name)
     if stream_factory is None:
         factory = _tcp(address)
         if address.tls:
             factory = _tls(address, ClientFiles.of(ca_file, cert_file, key_file))
-        line = Line(factory, str(address), name, settings or Settings(), source)
+        line = Line(factory, str(address), name, settings or Settings(), source, tracer)
     else:
-        line = Line(stream_factory, "the broker", name, settings or Settings(), source)
+        line = Line(stream_factory, "the broker", name, settings or Settings(), source, tracer)
     return _Connection(line)
 
 

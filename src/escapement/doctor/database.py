@@ -1,4 +1,4 @@
-"""Checks of a database on a MySQL or MariaDB server: reachable, durable, and on time."""
+"""Checks of a database on a MySQL or MariaDB server: reachable, durable, on time, with rights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from escapement.doctor.finding import Finding, error, ok, warning
+from escapement.doctor.rights import Purpose, check_rights
 from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
@@ -26,18 +27,20 @@ _MOST_SKEW_S: Final = 1.0
 _MEASUREMENTS: Final = 5
 
 
-def check_database(address: MysqlAddress, purpose: str, *, holds_log: bool) -> Iterator[Finding]:
+def check_database(address: MysqlAddress, purpose: Purpose, *, binlog: bool) -> Iterator[Finding]:
     """Check a database. Nothing is created or changed.
 
     Args:
-      purpose: the option that names the database, such as ``log``.
-      holds_log: whether the broker keeps its log there. A database of an application may also have
-        tables without transactions.
+      purpose: the option that names the database. A database of an application may also have tables
+        without transactions, and that of the log may not.
+      binlog: whether the broker is to read the binary log of the server.
     """
     check = f"{purpose} {address.database}"
+    engine = MysqlEngine(address, creates=False)
     try:
-        with contextlib.closing(MysqlEngine(address, creates=False).connect()) as connection:
-            yield from _check(check, connection, str(address), holds_log)
+        with contextlib.closing(engine.connect()) as connection:
+            yield from _check(check, connection, str(address), purpose == "log")
+            yield from check_rights(check, engine, connection, purpose, binlog=binlog)
     except StorageError as failure:
         yield error(check, str(failure), "Correct the URL, or start the server. Then try again.")
 

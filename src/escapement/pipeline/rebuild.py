@@ -20,24 +20,23 @@ all topics are rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 from escapement.clock import Clock, SystemClock
-from escapement.errors import EscapementError, InvalidRequest, NotFound
+from escapement.errors import InvalidRequest, NotFound
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.rebuilding.filling import Filling, Progress, all_rows
+from escapement.pipeline.rebuilding.held_lease import Renewal, held_lease
 from escapement.pipeline.rebuilding.pending_messages import PendingByTopic, pending_messages_of
 from escapement.pipeline.rebuilding.shuffle import Counters, Work, Written
 from escapement.pipeline.rebuilding.shuffle import fill as fill_by_tasks
-from escapement.storage import lease
 from escapement.storage.data_directory import DataDirectory
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
@@ -46,7 +45,7 @@ from escapement.storage.index import IndexLimits
 from escapement.storage.index.building import Building
 from escapement.storage.journal import journal
 from escapement.storage.journal.tail import JournalTail
-from escapement.storage.lease import Identity, Lease
+from escapement.storage.lease import Identity
 from escapement.storage.log.log import Log
 from escapement.storage.schema import require
 from escapement.storage.state.state import load_state
@@ -54,16 +53,9 @@ from escapement.storage.state.state import load_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The duration of the lease, the same as a broker's. The lease is renewed after a third of it.
-_LEASE_MS: Final = 10_000
-_RENEWAL_MS: Final = _LEASE_MS // 3
-# The interval at which this thread checks the lease and the progress while other threads work.
-_LOOK_S: Final = 0.5
 # The size of the rows whose keys are listed between two checks of the lease.
 _STEP_BYTES: Final = 64 << 20
 DEFAULT_MEMORY_BYTES: Final = 512 << 20
-
-T = TypeVar("T")
 
 
 def _nothing(*_: object) -> None:
@@ -158,7 +150,7 @@ class Site:
     pending_by_topic: PendingByTopic  # determines which messages the index must have
     now_ms: int
     building: Building  # the new index, under construction
-    renewal: _Renewal
+    renewal: Renewal
     done: Progress  # the progress, which the function keeps up to date
     tell: Callable[[Progress], None]  # called with ``done`` to show the progress
 
@@ -185,7 +177,7 @@ def rebuild(
     """
     with closing(engine.connect()) as connection:
         require(connection)
-        with _held(engine, identity, clock) as renewal:
+        with held_lease(engine, identity, clock) as renewal:
             building = Building(directory)
             try:
                 state = load_state(connection)
@@ -304,87 +296,3 @@ def _engine(config: RebuildConfig, data: Path) -> Engine:
     if config.password_file is None and url is not None and urlsplit(url).password is not None:
         return open_engine(url, data)
     return _address(config, data).engine()
-
-
-class _Renewal:
-    """Renews the lease while the job runs."""
-
-    def __init__(self, engine: Engine, connection: Connection, held: Lease, clock: Clock) -> None:
-        self.held = held
-        self._engine = engine
-        self._connection = connection
-        self._clock = clock
-
-    def __call__(self) -> None:
-        """Renew the lease if a third of its duration has passed. Raises ``LeaseLost``."""
-        left_ms = self.held.deadline_ms - self._clock.lease_ms()
-        if left_ms < _LEASE_MS - _RENEWAL_MS:
-            self.at_once()
-
-    def at_once(self) -> None:
-        """Renew the lease now.
-
-        Success proves that no broker has written to the log while the job held the lease.
-
-        Raises:
-          LeaseLost: if another broker has taken the lease.
-        """
-        self.held = lease.renew(self._engine, self._connection, self.held, self._clock)
-
-    def wait(self, work: Future[T], meanwhile: Callable[[], object] = _nothing) -> T:
-        """Wait for the work of another thread, renew the lease meanwhile, and return the result.
-
-        Raises ``LeaseLost``, and the errors of the work.
-
-        Args:
-          meanwhile: called about twice a second, in this thread.
-        """
-        while True:
-            try:
-                return work.result(timeout=_LOOK_S)
-            except TimeoutError:
-                if work.done():
-                    raise
-                self()
-                meanwhile()
-
-    def during(
-        self,
-        work: Callable[[], T],
-        cancel: Callable[[], object] = _nothing,
-        meanwhile: Callable[[], object] = _nothing,
-    ) -> T:
-        """Run ``work`` in a new thread, renew the lease meanwhile, and return the result.
-
-        Args:
-          cancel: called to end the work early if this thread fails, such as by a lost lease.
-          meanwhile: called about twice a second, in this thread.
-        """
-        with ThreadPoolExecutor(1) as pool:
-            try:
-                return self.wait(pool.submit(work), meanwhile)
-            except BaseException:
-                cancel()
-                raise
-
-
-@contextmanager
-def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal]:
-    """Hold the lease for the duration of the ``with`` block, and yield its renewal.
-
-    The release tells the next owner up to which due time the last broker may have delivered
-    messages without recording it.
-    """
-    held = lease.acquire(engine, identity, _LEASE_MS, clock)
-    # The lease is renewed over its own connection, because another one reads the log meanwhile.
-    with closing(engine.connect()) as connection:
-        renewal = _Renewal(engine, connection, held, clock)
-        try:
-            yield renewal
-        finally:
-            doubtful_until_ms = held.delivered_until_ms(clock.now_ms())
-            # A lease that cannot be released expires.
-            with suppress(EscapementError):
-                lease.release(
-                    engine, connection, held, clean=True, doubtful_until_ms=doubtful_until_ms
-                )

@@ -20,6 +20,7 @@ from typing import Any, Final
 from escapement.client.delivery import DeliveredRow
 from escapement.clock import SystemClock
 from escapement.errors import AlreadyProcessed, InvalidRequest
+from escapement.identifier import quoted
 from escapement.names import TableName
 from escapement.sql import binary
 from escapement.sql.cursors import Execute, executor
@@ -31,7 +32,6 @@ from escapement.storage.outbox.ack_table import (
     AckKey,
 )
 from escapement.tables.fields import time_text
-from escapement.tables.identifier import quoted
 
 _CLOCK: Final = SystemClock()
 _DAY_MS: Final = 86_400_000

@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from escapement.clock import Clock
-from escapement.errors import LeaseHeld, LeaseLost
+from escapement.errors import LeaseHeld, LeaseLost, StorageError
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
@@ -248,7 +248,9 @@ class Recorded:
             _change(self._engine, connection, self._lease, changes, (text,))
 
 
-class _LeaseRow(NamedTuple):
+class LeaseRow(NamedTuple):
+    """The row of a lease, and the time when it was read."""
+
     owner_id: str
     owner_name: str
     epoch: int
@@ -259,27 +261,70 @@ class _LeaseRow(NamedTuple):
     doubtful_below_id: int
     now_ms: int  # the present time, by the database's clock
 
+    @property
+    def left_ms(self) -> int:
+        """The time until the lease expires; 0 or less if it has expired or was released."""
+        return self.expires_at_ms - self.now_ms
 
-def _takeable(
-    engine: Engine, connection: Connection, identity: Identity, bundle_id: int, lock: str
-) -> _LeaseRow:
-    """Read the lease row and return it. Raises ``LeaseHeld`` if another broker's lease is valid.
+
+def look(
+    engine: Engine, connection: Connection, bundle_id: int = 0, lock: str = ""
+) -> LeaseRow | None:
+    """Return the row of a lease, or None if it is lost. Changes nothing.
 
     ``lock`` is the engine's word for a lock on the row, or "".
     """
-    (found,) = connection.execute(
+    found = connection.execute(
         "SELECT owner_id, owner_name, epoch, expires_at_ms, clean, connection_ids,"
         f" doubtful_until_ms, doubtful_below_id, {engine.dialect.now_ms}"
         f" FROM leases WHERE bundle_id = ? {lock}",
         (bundle_id,),
     ).rows
-    row = _LeaseRow(*found)
-    left_ms = row.expires_at_ms - row.now_ms
-    if row.owner_id != identity.owner_id and left_ms > 0:
+    return LeaseRow(*found[0]) if found else None
+
+
+def restore(
+    engine: Engine, connection: Connection, identity: Identity, epoch: int, bundle_id: int = 0
+) -> None:
+    """Create the row of a lost lease, or raise its epoch to at least ``epoch``.
+
+    Raises:
+      LeaseHeld: if another broker's lease has not expired.
+    """
+    with transaction(connection):
+        if look(engine, connection, bundle_id, engine.dialect.update_lock) is None:
+            connection.execute(
+                "INSERT INTO leases (bundle_id, owner_id, owner_name, epoch, expires_at_ms, clean,"
+                " doubtful_until_ms, doubtful_below_id, connection_ids)"
+                " VALUES (?, '', '', ?, 0, 0, 0, 0, '')",
+                (bundle_id, epoch),
+            )
+            return
+        _takeable(engine, connection, identity, bundle_id, "")
+        connection.execute(
+            "UPDATE leases SET epoch = ? WHERE bundle_id = ? AND epoch < ?",
+            (epoch, bundle_id, epoch),
+        )
+
+
+def _takeable(
+    engine: Engine, connection: Connection, identity: Identity, bundle_id: int, lock: str
+) -> LeaseRow:
+    """Read the lease row and return it. Raises ``LeaseHeld`` if another broker's lease is valid.
+
+    ``lock`` is the engine's word for a lock on the row, or "".
+    """
+    row = look(engine, connection, bundle_id, lock)
+    if row is None:
+        raise StorageError(
+            f"the table leases has no row of bundle {bundle_id}. Run escapement check --repair"
+        )
+    if row.owner_id != identity.owner_id and row.left_ms > 0:
         until = datetime.fromtimestamp(row.expires_at_ms / 1000, UTC).isoformat(timespec="seconds")
+        left_s = (row.left_ms + 999) // 1000
         raise LeaseHeld(
             f"broker {row.owner_name!r} ({row.owner_id}) owns this log until {until}, another "
-            f"{(left_ms + 999) // 1000} s unless it renews; stop it, or give this broker a log of"
+            f"{left_s} s unless it renews; stop it, or give this broker a log of"
             " its own"
         )
     return row
@@ -292,7 +337,7 @@ def _take(
     duration_ms: int,
     bundle_id: int,
     now_ms: int,
-) -> tuple[_LeaseRow, int]:
+) -> tuple[LeaseRow, int]:
     """Write the new owner and the next epoch into the lease row.
 
     Returns:

@@ -18,6 +18,9 @@ because MySQL commits the transaction before each CREATE TABLE. A crash may leav
 but not recorded, so it must be possible to run every statement again. The statement ``ALTER TABLE t
 ADD COLUMN c ...``, with one column in each statement, is skipped if the column exists.
 
+A broker whose user may not create tables starts only on a schema that is up to date. `escapement
+migrate` runs the same migrations with another user (storage/upgrade.py).
+
 The tables of the log are not part of the schema, because generations are created and deleted
 (storage/log/log.py).
 """
@@ -33,8 +36,10 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from escapement.errors import SchemaError, StorageError, StorageUnavailable
+from escapement.errors import MissingRight, SchemaError, StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.existing import tables
+from escapement.storage.engine.mysql_errors import lacks_right
 from escapement.storage.engine.named_lock import named_lock
 from escapement.storage.engine.transaction import transaction
 
@@ -99,27 +104,54 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
     Raises:
       SchemaError: if the database has more migrations than ``known``, or one of them differs.
         Nothing has changed then.
+      MissingRight: if the user may not create or alter tables, and some are missing.
       StorageUnavailable: if another broker migrates for longer than ``LOCK_TIMEOUT_S``.
+    """
+    with closing(engine.connect()) as connection:
+        if next(pending(engine, connection, known), None) is None:
+            return  # a broker without the right to create tables gets here
+        with locked(engine, connection):
+            try:
+                for statement in pending(engine, connection, known):
+                    connection.execute(statement)
+            except StorageError as error:
+                if not lacks_right(error):
+                    raise
+                raise MissingRight(
+                    f"{error}. The tables of this database must be created or altered, and this"
+                    " user may not do that. Run `escapement migrate --log URL` with a user that"
+                    " may, and start the broker again"
+                ) from error
+
+
+def pending(
+    engine: Engine, connection: Connection, known: list[Migration] | None = None
+) -> Iterator[str]:
+    """Yield the SQL statements that the database lacks. Run each one before the next.
+
+    Raises:
+      SchemaError: as :func:`migrate`, before the first statement.
     """
     known = migrations() if known is None else known
     words = asdict(engine.dialect)
-    with closing(engine.connect()) as connection, _locked(engine, connection):
-        connection.execute(_RECORDS.format(**words))
+    ignore, now_ms = engine.dialect.insert_ignore, engine.dialect.now_ms
+    there, applied = tables(engine, connection), 0
+    if "schema_migrations" in there:
         applied = _check_applied(connection, known)
-        for migration in known[applied:]:
-            for statement in migration.statements(words):
-                if not _done_already(engine, connection, statement):
-                    connection.execute(statement)
-            connection.execute(
-                f"{engine.dialect.insert_ignore} INTO schema_migrations"
-                " (version, name, checksum, applied_at_ms)"
-                f" VALUES (?, ?, ?, {engine.dialect.now_ms})",
-                (migration.version, migration.name, migration.checksum),
-            )
-        connection.execute(
-            f"{engine.dialect.insert_ignore} INTO log_identity (id, identity) VALUES (1, ?)",
-            (secrets.token_bytes(16),),
+    else:
+        yield _RECORDS.format(**words)
+    for migration in known[applied:]:
+        for statement in migration.statements(words):
+            if not _done_already(engine, connection, statement):
+                yield statement
+        yield (
+            f"{ignore} INTO schema_migrations (version, name, checksum, applied_at_ms) VALUES"
+            f" ({migration.version}, '{migration.name}', '{migration.checksum}', {now_ms})"
         )
+    identity = "SELECT 1 FROM log_identity"
+    if "log_identity" not in there or not connection.execute(identity).rows:
+        random = secrets.token_hex(16)
+        yield f"{ignore} INTO log_identity (id, identity) VALUES (1, X'{random}')"
 
 
 def require(connection: Connection) -> None:
@@ -134,8 +166,18 @@ def require(connection: Connection) -> None:
     if applied < len(known):
         raise SchemaError(
             f"the database has schema {applied}, this program needs {len(known)}; start a"
-            " broker of this version on it, which migrates it"
+            " broker of this version on it, or run `escapement migrate`"
         )
+
+
+def is_current(connection: Connection) -> bool:
+    """Return whether the database has all migrations of this program, and not only some of them.
+
+    Raises:
+      SchemaError: if a newer program or another development version made the tables.
+    """
+    known = migrations()
+    return _check_applied(connection, known) == len(known)
 
 
 def log_identity(connection: Connection) -> bytes:
@@ -188,7 +230,12 @@ def _done_already(engine: Engine, connection: Connection, statement: str) -> boo
 
 
 @contextmanager
-def _locked(engine: Engine, connection: Connection) -> Iterator[None]:
+def locked(engine: Engine, connection: Connection) -> Iterator[None]:
+    """Hold the lock of the schema until the ``with`` block ends.
+
+    Raises:
+      StorageUnavailable: if another program holds it for longer than ``LOCK_TIMEOUT_S``.
+    """
     if engine.kind != "mysql":
         with transaction(connection):
             yield
@@ -196,7 +243,7 @@ def _locked(engine: Engine, connection: Connection) -> Iterator[None]:
     with named_lock(connection, "", LOCK_TIMEOUT_S) as got:
         if not got:
             raise StorageUnavailable(
-                f"{engine.location}: another broker has been changing the schema for "
+                f"{engine.location}: another program has been changing the schema for "
                 f"{LOCK_TIMEOUT_S} seconds; try again when it is done"
             )
         yield

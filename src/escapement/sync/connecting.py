@@ -17,6 +17,7 @@ from escapement.client import connect as client
 from escapement.client.broker import Broker as AsyncBroker
 from escapement.client.connection.link import StreamFactory
 from escapement.client.settings import Settings
+from escapement.client.tracing.tracing import Tracing
 from escapement.client.unopened import Unopened
 from escapement.sync.broker import Broker
 from escapement.sync.loop import Loop
@@ -33,6 +34,7 @@ def connect(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
+    tracing: Tracing | None = None,
     backend: str = "asyncio",
 ) -> AbstractContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``with`` block ends.
@@ -50,6 +52,7 @@ def connect(
         ca_file=ca_file,
         cert_file=cert_file,
         key_file=key_file,
+        tracing=tracing,
     )
     return _Connection(context, backend)
 
@@ -72,7 +75,7 @@ class _Connection(Unopened, AbstractContextManager[Broker]):
         with ExitStack() as stack:
             portal = stack.enter_context(_LoopThread(self._backend))
             broker = stack.enter_context(portal.wrap_async_context_manager(self._context))
-            loop = Loop(portal)
+            loop = Loop(portal, broker._line.tracer)
             stack.callback(loop.close)
             self._open = stack.pop_all()
         return Broker(loop, broker)

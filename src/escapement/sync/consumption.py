@@ -10,6 +10,7 @@ from escapement.client.unopened import Unopened
 from escapement.errors import EscapementError
 from escapement.sync.inbox import Inbox
 from escapement.sync.loop import Loop
+from escapement.sync.traced_inbox import TracedInbox
 
 
 class Consumption(Unopened, AbstractContextManager[Inbox]):
@@ -26,7 +27,8 @@ class Consumption(Unopened, AbstractContextManager[Inbox]):
         self._context = context
 
     def __enter__(self) -> Inbox:
-        self._inbox = Inbox(self._loop, self._loop.call(self._context.__aenter__))
+        inbox_type = Inbox if self._loop.tracer is None else TracedInbox
+        self._inbox = inbox_type(self._loop, self._loop.call(self._context.__aenter__))
         return self._inbox
 
     def __exit__(

@@ -271,6 +271,10 @@ class Inbox:
         self._row += 1
         return next(self._rows)
 
+    def _batch_type(self) -> type[Batch]:
+        """Return the class of the batches that this consumer receives."""
+        return Batch
+
     def _fetch(self, timeout_s: float | None) -> Batch | None:
         """Wait for the async consumer's next batch; None if none arrives in time or it closes."""
 
@@ -283,7 +287,7 @@ class Inbox:
             found = await self._inbox.next_batch(timeout_s)
             if found is None:
                 return None
-            batch = Batch(
+            batch = self._batch_type()(
                 self,
                 found.offsets,
                 found.due_ms,

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import RLock, get_ident
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 import anyio
 import trio
@@ -32,6 +32,9 @@ from anyio.from_thread import BlockingPortal
 
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
 from escapement.event_log import EventLog
+
+if TYPE_CHECKING:
+    from escapement.client.tracing.tracer import Tracer
 
 _log = EventLog(__name__)
 
@@ -47,8 +50,9 @@ MAX_POSTED_BYTES: Final = 4 * 1024 * 1024
 class Loop:
     """The calls and posts of other threads into the event loop of a portal of anyio."""
 
-    def __init__(self, portal: BlockingPortal) -> None:
+    def __init__(self, portal: BlockingPortal, tracer: Tracer | None = None) -> None:
         self._portal = portal
+        self.tracer = tracer  # None if the client does not trace
         self._process = os.getpid()
         self._lock = RLock()  # guards the other three
         self._closed = False
@@ -67,7 +71,10 @@ class Loop:
           InvalidRequest: if the calling thread must not wait; see ``check_may_wait``.
         """
         self.check_may_wait()
-        visit: _Visit[T] = _Visit(partial(act, *arguments, **options))
+        whole: Callable[[], Awaitable[T]] = partial(act, *arguments, **options)
+        if self.tracer is not None:
+            whole = self.tracer.carried(whole)
+        visit = _Visit(whole)
         try:
             self.post(self._begin, visit)
             return visit.future.result()

@@ -76,7 +76,7 @@ class Producer:
         """
         message = self._producer._prepare(value, **options)
         if self._loop.crowded or self._producer._full:
-            self._loop.call(self._producer._have_room)
+            self._loop.call(self._producer._have_room_for, message)
         future: Future[Receipt] = Future()
         self._loop.post(self._put, message, sequence, future, size_bytes=message.size_bytes)
         return future

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from escapement.errors import TableRejected
-from escapement.tables.identifier import quoted
+from escapement.identifier import quoted
 
 Edition = Literal["current", "first"]
 

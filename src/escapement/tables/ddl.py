@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.errors import AlreadyExists, TableRejected
+from escapement.identifier import quoted
 from escapement.names import check_name
 from escapement.storage.engine.base import Connection
 from escapement.tables.columns import DEFAULT_PRIORITY
 from escapement.tables.directives import Directives, Spelling, check_directives, write_comment
-from escapement.tables.identifier import quoted
 
 # The longest name of a table that MySQL and MariaDB accept, in characters.
 MAX_TABLE_NAME: Final = 64

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from escapement.errors import InvalidRequest, StorageError, TableRejected
+from escapement.identifier import quoted
 from escapement.names import check_table_name
 from escapement.storage.engine.base import Connection
 from escapement.tables.columns import Column, Index, Layout, check_columns
@@ -34,7 +35,6 @@ from escapement.tables.directives import (
     is_message_table,
     parse_comment,
 )
-from escapement.tables.identifier import quoted
 
 # Tables whose COMMENT may have a marker. ``is_message_table`` decides.
 _CANDIDATES: Final = "TABLE_SCHEMA = DATABASE() AND ({})".format(

@@ -42,8 +42,8 @@ import numpy as np
 
 from escapement.errors import RemoteProtocolError
 from escapement.field import Field
+from escapement.identifier import quoted
 from escapement.tables.columns import Column
-from escapement.tables.identifier import quoted
 
 __all__ = [
     "Field",

@@ -26,10 +26,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from escapement.identifier import quoted
 from escapement.storage.engine.base import Connection, Row
 from escapement.tables.columns import DEFAULT_PRIORITY
 from escapement.tables.discovery import MessageTable
-from escapement.tables.identifier import quoted
 from escapement.tables.priorities import (
     MOST_BRANCHES,
     WITHOUT_WAIT,

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from escapement.identifier import quoted
 from escapement.storage.engine.base import Connection, Row
 from escapement.tables.discovery import MessageTable
-from escapement.tables.identifier import quoted
 
 # The most SELECTs of one statement, some hundred bytes each. 2,000 take a server some 90 ms.
 MOST_BRANCHES: Final = 2_000

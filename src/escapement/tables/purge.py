@@ -5,7 +5,8 @@ all acknowledged and old enough, except the last, into which the application ins
 partition needs a lock of the table. Under the lock, the rows of the partition are checked again,
 because an application may have inserted some meanwhile.
 
-Otherwise rows are deleted in small portions, by their primary keys. A portion skips rows that other
+Otherwise, and if the user may not drop partitions, rows are deleted in small portions, by their
+primary keys. A portion skips rows that other
 sessions have locked, so it does not wait.
 """
 
@@ -14,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from escapement.errors import StorageError
+from escapement.identifier import quoted
 from escapement.storage.engine.base import Connection
+from escapement.storage.engine.mysql_errors import may_not
 from escapement.tables.discovery import MessageTable
-from escapement.tables.identifier import quoted
 from escapement.tables.priorities import WITHOUT_WAIT
 from escapement.tables.row_ids import RowIds
 
@@ -64,12 +67,16 @@ def purge(connection: Connection, table: MessageTable, before_ns: int) -> int:
     Returns how many rows or partitions were deleted. Call again while it is not 0.
 
     Raises:
-      StorageError: for example if the user has no right to delete rows or to drop partitions.
+      StorageError: for example if the user has no right to delete rows.
     """
     if table.layout.is_partitioned:
         partitions = [row[0] for row in connection.execute(_PARTITIONS, (table.name,)).rows]
         if partitions:
-            return sum(_drop(connection, table, name, before_ns) for name in partitions[:-1])
+            try:
+                return sum(_drop(connection, table, name, before_ns) for name in partitions[:-1])
+            except StorageError as error:
+                if not may_not(error):
+                    raise
     return _delete(connection, table, before_ns)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from escapement.identifier import quoted
 from escapement.tables.columns import Column
-from escapement.tables.identifier import quoted
 
 RowId = int | str | bytes
 

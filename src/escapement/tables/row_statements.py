@@ -21,13 +21,13 @@ import msgpack
 import numpy as np
 
 from escapement.errors import StorageError
+from escapement.identifier import quoted
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Row
 from escapement.storage.engine.value_lists import padded
 from escapement.tables.columns import DEFAULT_PRIORITY, Column
 from escapement.tables.discovery import MessageTable
 from escapement.tables.fields import column_expression, fields_of
-from escapement.tables.identifier import quoted
 from escapement.tables.row_ids import RowId, RowIds
 
 # Stands for NULL in columns of ``time_next``.

@@ -30,7 +30,7 @@ from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 WRITERS: Final = 3
 TOPICS: Final = 2
-KILLS: Final = 8
+KILLS: Final = 5
 SERVER_KILLS: Final = 4
 TIMEOUT_S: Final = 60
 REMINDERS: Final = "reminders"

@@ -134,7 +134,7 @@ def replayed(seed: int) -> Iterator[None]:
 async def test_random_workload_keeps_the_invariants(
     mock_clock: trio.testing.MockClock, tmp_path: Path, seed: int
 ) -> None:
-    """Invariants 1 to 8, P4 to P7, P10, P11, V1 to V6, V16, V18, Q3, Q7 to Q10, N3, N5.
+    """Invariants 1 to 8, P4 to P7, P10, P11, V1 to V6, V16, V18, Q3, Q7 to Q10, N3, N5, O7.
 
     And B1 to B3, B8.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +13,12 @@ import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.access.pattern import Pattern
 from escapement.access.rights import Need, Rights
 from escapement.access.token import Token
 from escapement.broker.access.access import USES_INTERVAL_S, Access
 from escapement.broker.bootstrap import Bootstrap
+from escapement.broker.session.outbound import Outbound
 from escapement.errors import (
     AccessDenied,
     Conflict,
@@ -29,8 +31,9 @@ from escapement.errors import (
 from escapement.names import full_name
 from escapement.storage.bootstrap_request import BootstrapRequest
 from escapement.storage.engine.base import Engine
-from escapement.testing import World, arrived
+from escapement.testing import arrived
 from support.rights_table import rights_table
+from support.roles import begin, connected, new_token
 from support.verb_arguments import TAKEN
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "rights.md"
@@ -42,6 +45,8 @@ ROLES: Final[dict[str, dict[str, list[str]]]] = {
     "tenant-admin": {"public/*": ["admin"]},
     "other-tenant": {"a/*": ["admin"]},
     "tables": {"table://a/*": ["produce", "consume", "peek"]},
+    "schedule-admin": {"public/default/again": ["admin"]},
+    "schedule-producer": {"public/default/again": ["admin"], "t": ["produce"]},
     "one-topic": {"t": ["produce", "consume", "peek", "cancel"]},
     "two-grants": {"t": ["produce"], "public/default/u": ["produce"]},
     **{f"{one}-here": {"public/default/*": [one]} for one in ("produce", "consume", "peek")},
@@ -55,26 +60,6 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         for verb, taken in TAKEN.items()
     },
 }
-
-
-async def begin(world: World) -> Token:
-    """Create the first token, of a superuser."""
-    token = Token.new()
-    await world.server.services.access.bootstrap("root", token.id, token.digest)
-    return token
-
-
-@contextlib.asynccontextmanager
-async def connected(world: World, token: Token) -> AsyncIterator[escapement.Broker]:
-    settings = escapement.Settings(heartbeat_s=None, close_timeout_s=0)
-    async with world.connect(token=token.text, settings=settings) as broker:
-        yield broker
-
-
-async def new_token(root: escapement.Broker, role: str, **arguments: Any) -> Token:
-    token = Token.new()
-    await root.admin("tokens.create", role=role, id=token.id, digest=token.digest, **arguments)
-    return token
 
 
 async def again(call: Callable[[], Awaitable[Any]]) -> None:
@@ -111,6 +96,9 @@ async def ask(broker: escapement.Broker, name: str, arguments: dict[str, Any]) -
 
 def resource(words: str, given: dict[str, Any]) -> list[str]:
     """Return what the words of the page mean for a request; a naive model."""
+    words = words.removeprefix("a part of ")
+    if words == "the topic that `schedule` publishes to":
+        return [full_name("t")]
     name = words.split("`")[1]
     if "`action` is" in words:
         when = " if " if given["action"] == "redrive" else " unless "
@@ -137,7 +125,11 @@ def is_allowed(role: str, name: str, given: dict[str, Any]) -> bool:
     }
     return all(
         any(
-            fnmatchcase(one, pattern) and {action, "admin"} & set(actions)
+            {action, "admin"} & set(actions)
+            and (
+                fnmatchcase(one, pattern)
+                or (words.startswith("a part of ") and fnmatchcase(pattern, one))
+            )
             for pattern, actions in grants.items()
         )
         for action, words in TABLE[name]
@@ -152,6 +144,9 @@ async def test_each_role_may_make_exactly_the_requests_that_the_page_of_rights_l
     assert TABLE.keys() == REQUESTS.keys()
     async with testing.start(engine=engine) as world, connected(world, await begin(world)) as root:
         denied = allowed = 0
+        await root.admin(
+            "schedules.create", schedule="public/default/again", topic="t", every_ms=1 << 40
+        )
         for role, grants in ROLES.items():
             for pattern, actions in grants.items():
                 await root.admin("grants.add", role=role, pattern=pattern, actions=actions)
@@ -400,6 +395,33 @@ async def test_tokens_and_grants_are_bounded(
         with pytest.raises(LimitExceeded):
             await root.admin("grants.add", role="c", pattern="t", actions=["peek"])
         await root.admin("grants.add", role="a", pattern="t", actions=["produce"])
+
+
+async def test_rights_are_checked_after_the_wait_for_a_peer_that_does_not_read(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: a peer cannot keep a right by sending requests and not reading their answers."""
+    async with testing.start() as world, connected(world, await begin(world)) as root:
+        await root.admin("grants.add", role="r", pattern="a/*", actions=["admin"])
+        async with connected(world, await new_token(root, "r")) as broker:
+            room = trio.Event()
+            wait = Outbound.room
+
+            async def full(outbound: Outbound) -> None:
+                await room.wait()
+                await wait(outbound)
+
+            async def ask() -> None:
+                with pytest.raises(AccessDenied):
+                    await broker.admin("topics.create", topic="a/b/t")
+
+            monkeypatch.setattr(Outbound, "room", full)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked()
+                await world.server.services.access.remove_grant("r", Pattern("a/*"), None)
+                room.set()
+        assert (await root.admin("topics.list"))["topics"] == []
 
 
 async def test_messages_cost_no_check(

@@ -18,7 +18,7 @@ from escapement.access.token import Token
 from escapement.broker.certificates import Certificates, TlsFiles
 from escapement.broker.front import certificate_role
 from escapement.cli.main import run
-from escapement.errors import AccessDenied, Disconnected, InvalidRequest
+from escapement.errors import AccessDenied, Disconnected, InvalidRequest, Unauthenticated
 from escapement.storage.bootstrap_request import BootstrapRequest
 from support.certificates import Authority, Files
 from support.processes.broker import PATIENT, BrokerProcess, broker_process, until
@@ -228,12 +228,53 @@ async def test_certificate_gives_its_role_the_rights_of_its_grants(
                 await broker.admin("topics.create", topic="a/c/t")
 
 
+async def test_optional_certificate_or_token_admits_a_client(
+    files: Files, authority: Authority, tmp_path: Path
+) -> None:
+    """O2: a certificate of the authority, or a token. The token decides if there are both."""
+    mine = authority.certify("client.example", file="optional", role="billing")
+    foreign = Authority(tmp_path / "stranger").certify("client.example", role="billing")
+    root, other = Token.new(), Token.new()
+    options = ["--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", authority.ca]
+    options += ["--tls-client-certificates", "optional"]
+    ca = {"ca_file": authority.ca}
+    certified = {**ca, "cert_file": mine.cert, "key_file": mine.key}
+    with broker_process(tmp_path / "data", None, *options) as started:
+        request = BootstrapRequest("root", root.id, root.digest).write(started.data)
+        await until(lambda: not request.exists())
+        url = url_of(started)
+
+        async def create(topic: str, **options: str) -> None:
+            async with escapement.connect(url, settings=PATIENT, **options) as broker:
+                await broker.admin("topics.create", topic=topic)
+
+        async with escapement.connect(url, token=root.text, **ca) as broker:
+            await broker.admin("tokens.create", role="other", id=other.id, digest=other.digest)
+            for role, namespace in (("billing", "a/b/*"), ("other", "a/c/*")):
+                await broker.admin("grants.add", role=role, pattern=namespace, actions=["admin"])
+        await create("a/b/1", **certified)
+        await create("a/c/1", **ca, token=other.text)
+        await create("a/c/2", **certified, token=other.text)
+        with pytest.raises(AccessDenied, match="Role other lacks"):
+            await create("a/b/2", **certified, token=other.text)
+        # A wrong token is refused, whatever the certificate.
+        for options_ in (ca, {**certified, "token": Token.new().text}):
+            with pytest.raises(Unauthenticated):
+                await create("a/b/2", **options_)
+        await refused(url, **ca, cert_file=foreign.cert, key_file=foreign.key, token=root.text)
+        async with escapement.connect(url, token=root.text, **ca) as broker:
+            await broker.admin("tokens.revoke", id=other.id)
+        with pytest.raises(Unauthenticated, match=r"revoked|does not know"):
+            await create("a/b/2", **certified, token=other.text)
+
+
 def test_options_that_need_each_other_are_refused(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, reason in (
         (["--tls-cert", files.cert], "need each other"),
         (["--tls-client-ca", files.cert], "--tls-client-ca needs"),
+        (["--tls-client-certificates", "optional"], "optional needs --tls-client-ca"),
         (["--tls-cert", files.cert, "--tls-key", "/missing"], "No such file"),
     ):
         assert run(["serve", "--data", str(tmp_path / "data"), *words]) == 1

@@ -139,7 +139,7 @@ def test_ready_line_names_the_database_and_no_output_shows_the_password(
             assert served.end(signal.SIGTERM) == 0
             assert SECRET not in served.rest + served.complaints
         mysql_server.admin(f"ALTER USER {user}@'%' IDENTIFIED BY 'another'")
-        said = refused("--data", data, "--listen", "127.0.0.1:0", "--log", url)
+        said = refused("--data", data, "--listen", "127.0.0.1:0", ESCAPEMENT_LOG=url)
         assert user in said
         assert SECRET not in said
     finally:

@@ -1,7 +1,7 @@
 """Tests that run the commands of the documents, in order, against a broker of their own.
 
-The commands `serve`, `doctor` and `pipeline` are not run here: they have tests of their own.
-test_guides.py runs the tutorial, and kills its broker.
+The commands in ``NOT_RUN`` have tests of their own. test_guides.py runs the tutorial, and kills its
+broker.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ PAGES: Final[dict[Path, tuple[str, ...]]] = {
     GUIDES / "migrating.md": (),
     GUIDES / "configuration.md": (),
     GUIDES / "mysql-in-production.md": (EU,),
+    GUIDES / "operations.md": (EU,),
     GUIDES / "spark.md": (EU, "admin topics create shop/eu/reminders"),
 }
-NOT_RUN: Final = ("serve", "pipeline", "demo", "bench", "doctor")
+NOT_RUN: Final = ("serve", "pipeline", "demo", "bench", "doctor", "backup", "restore", "migrate")
 
 
 def commands_of(page: Path) -> list[list[str]]:

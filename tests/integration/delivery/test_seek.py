@@ -286,7 +286,7 @@ async def test_message_removed_by_a_merge_during_a_seek_is_delivered_once(
             merge = index.begin_compaction(names)
             merge.exclude(topic.id, topic.shared["s"].acked.to_array(0, 6))
             merge.run_here()
-            merge.finish()
+            merge.finish({})
             async with unread(world):  # so the fill does not reach them
                 await inbox.seek("earliest")
                 await trio.testing.wait_all_tasks_blocked()
@@ -314,7 +314,7 @@ async def test_message_removed_by_a_merge_during_a_seek_can_be_dead_lettered(
             merge = server.index.begin_compaction(segments)
             merge.exclude(topic.id, topic.shared["s"].acked.to_array(0, 2))
             merge.run_here()
-            merge.finish()
+            merge.finish({})
             async with unread(world):
                 await inbox.seek("earliest")
                 again = await arrived(inbox)

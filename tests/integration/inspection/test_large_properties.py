@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from escapement import testing
+from escapement.broker.access.caller import Caller
 from escapement.broker.admin import Admin
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.inspection.peek import PAGE_TEXT_BYTES
@@ -100,11 +101,11 @@ async def test_large_answers_are_made_one_in_a_turn_of_the_event_loop(
         await broker.admin("subscriptions.create", topic="x", subscription="s")
         producer = await broker.producer("x")
         await producer.send_many([b"m"] * 9, delay=timedelta(hours=1), properties=[LARGE] * 9)
-        admin, made = Admin(world.server), 0
+        admin, caller, made = Admin(world.server), Caller(world.server.services.access), 0
 
         async def ask(verb: str, **arguments: Any) -> None:
             nonlocal made
-            await admin.carry_out(verb, arguments)
+            await admin.carry_out(verb, arguments, caller)
             made += 1
 
         asked: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -18,12 +18,10 @@ from typing import Any, Final
 
 import click
 import kubernetes_validate
-import promql_parser
 import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
-from escapement.broker.side_port.metrics import METRICS
 from escapement.cli.main import escapement
 from support.processes.broker import broker_process
 
@@ -32,8 +30,6 @@ DEPLOY: Final = ROOT / "deploy"
 UNIT: Final = DEPLOY / "systemd/escapement.service"
 DOCKERFILE: Final = DEPLOY / "docker/Dockerfile"
 COMPOSE: Final = DEPLOY / "docker/compose.yaml"
-ALERTS: Final = DEPLOY / "monitoring/alerts.yaml"
-MONITORING: Final = ROOT / "docs/guides/monitoring.md"
 KUBERNETES: Final = DEPLOY / "kubernetes/escapement.yaml"
 WORKFLOWS: Final = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 # The newest version of Kubernetes whose schemas the oldest allowed package has.
@@ -196,22 +192,3 @@ def test_pods_of_kubernetes_run_the_broker_without_root_and_are_selected() -> No
     # The pause before the stop, and the stop itself, fit into the grace period.
     (_, pause_s) = container["lifecycle"]["preStop"]["exec"]["command"]
     assert int(pause_s) + 10 < pod["terminationGracePeriodSeconds"]
-
-
-# -- Prometheus --------------------------------------------------------------------------
-
-
-def test_alerts_are_valid_and_use_metrics_that_exist() -> None:
-    """O4, O8."""
-    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
-    names = [one.name for one in METRICS]
-    known = {*names, *(f"{name}_bucket" for name in names)}
-    guide = MONITORING.read_text()
-    for rule in group["rules"]:
-        promql_parser.parse(rule["expr"])
-        assert set(re.findall(r"\bescapement_\w+", rule["expr"])) <= known, rule["alert"]
-        assert rule["labels"]["severity"] in ("page", "ticket")
-        assert set(rule["annotations"]) == {"summary", "description"}
-        assert f"`{rule['alert']}`" in guide, (
-            f"the guide does not say what to do about {rule['alert']}"
-        )

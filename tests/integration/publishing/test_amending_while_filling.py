@@ -322,7 +322,7 @@ async def test_message_changed_while_its_payload_is_missing_stays_with_its_subsc
             merge = index.begin_compaction(names)
             merge.exclude(topic.id, np.array([1, 2]))
             merge.run_here()
-            merge.finish()
+            merge.finish({})
             gate.close()
             await inbox.seek("earliest")
             await trio.testing.wait_all_tasks_blocked()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -12,15 +13,20 @@ import trio
 import escapement
 from escapement import testing
 from escapement.protocol.amend_status import AmendStatus
+from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.index import KEY_MAX, KEY_MIN
+from escapement.storage.upgrade import upgrade
 from escapement.testing import arrived
+from support.database.accounts import FOUR_RIGHTS, account
 from support.faults.dying_brokers import DiesAt, finish
 from support.storage.commit_pipelines import FaultyEngine, no_fault
 from support.storage.forgetting_brokers import (
     DAY_MS,
     NAMESPACE,
+    PARALLELISM,
     PATIENT,
     TOPIC,
     YEAR,
@@ -162,10 +168,30 @@ async def test_seek_into_an_old_generation_keeps_it(
         assert generations(engine) == [2]
 
 
+@pytest.fixture(params=["sqlite", "mysql", "four rights"])
+def forgetting(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Return an engine: SQLite, MySQL, and MySQL with a user that may not create tables."""
+    if request.param == "sqlite":
+        yield SqliteEngine.in_memory()
+        return
+    url: str = request.getfixturevalue("mysql_url")
+    administrator = MysqlEngine(MysqlAddress.parse(url))
+    if request.param == "mysql":
+        yield administrator
+        return
+    upgrade(administrator, 3, PARALLELISM, lambda statement: None, dry_run=False)
+    with account(request.getfixturevalue("mysql_server"), url, FOUR_RIGHTS) as address:
+        yield MysqlEngine(address)
+
+
 async def test_crash_at_any_step_of_deleting_a_generation_loses_nothing(
-    mock_clock: trio.testing.MockClock, engine: Engine
+    mock_clock: trio.testing.MockClock, forgetting: Engine
 ) -> None:
-    """P6, P11, Q7: the next start completes the deletion, and no message is lost."""
+    """P6, P11, Q7: the next start completes the deletion, and no message is lost.
+
+    With four rights, the generations use the same three table sets again and again.
+    """
+    engine = forgetting
     faulty = FaultyEngine(engine)
     late: list[bytes] = []
     async with testing.start(config=PATIENT, engine=faulty) as world:

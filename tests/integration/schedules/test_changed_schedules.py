@@ -12,10 +12,11 @@ import trio.testing
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import InvalidRequest, LimitExceeded, NotFound, OutcomeUnknown
+from escapement.errors import AccessDenied, InvalidRequest, LimitExceeded, NotFound, OutcomeUnknown
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import START_MS, World
+from support.roles import begin, connected, new_token
 from support.storage.commit_pipelines import FaultyEngine, Once
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -266,3 +267,26 @@ async def test_lost_commit_reply_of_a_change_publishes_nothing_twice(
             (140_000, b"new"),
         ]
         assert (await broker.schedules.get("beat")).published == 4
+
+
+async def test_admin_of_a_schedule_cannot_publish_to_a_topic_of_others_by_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """O1: a new payload, or a message now, needs the right to publish where the schedule does."""
+    async with testing.start() as world, connected(world, await begin(world)) as root:
+        await root.admin("grants.add", role="r", pattern="a/*", actions=["admin"])
+        await root.admin("schedules.create", schedule="a/b/s", topic="x/y/z", every_ms=60_000)
+        async with connected(world, await new_token(root, "r")) as broker:
+            for verb, arguments in (
+                ("schedules.update", {"payload": b"evil"}),
+                ("schedules.update", {"every_ms": 1000}),
+                ("schedules.update", {"topic": "x/y/other"}),
+                ("schedules.run_now", {}),
+            ):
+                with pytest.raises(AccessDenied, match="'produce' on x/y/"):
+                    await broker.admin(verb, schedule="a/b/s", **arguments)
+            # It may take the schedule away from there, and stop it.
+            await broker.admin("schedules.pause", schedule="a/b/s")
+            changed = await broker.admin("schedules.update", schedule="a/b/s", topic="a/b/t")
+            assert changed["topic"] == "a/b/t"
+        assert (await root.admin("topics.stats", topic="x/y/z"))["published"] == 0

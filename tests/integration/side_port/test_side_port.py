@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,35 +15,10 @@ from escapement.access.token import Token
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.side_port.app import SidePortApp
 from escapement.broker.side_port.detailed import MAX_SERIES
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
-from escapement.broker.side_port.shown import Shown
-from escapement.testing import World
 from support.metrics import parsed, plain, scrape
-
-LOCAL = ("127.0.0.1", 1)
-
-
-@asynccontextmanager
-async def side_port(
-    world: World | None, *, admin: bool = True, client: tuple[str, int] = LOCAL
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Call the application of a broker's side port."""
-    shown = Shown()
-    if world is not None:
-        shown.show(world.server, lambda: 0)
-        world.server.on_end(shown.end)
-    async with trio.open_nursery() as nursery:
-        app = SidePortApp(shown, nursery, admin=admin)
-        transport = httpx.ASGITransport(app.asgi, client=client)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-            yield http
-        nursery.cancel_scope.cancel()
-
-
-async def refusal(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]
+from support.side_ports import refusal, side_port
 
 
 async def test_broker_that_has_not_started_is_alive_and_not_ready() -> None:
@@ -240,6 +213,17 @@ async def test_verbs_work_over_http_with_bytes_and_errors(
         assert answer.status_code == 405
 
 
+async def test_body_with_half_a_surrogate_pair_is_refused(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """O4: JSON can write such text, which nothing can encode; it is no error of the broker."""
+    async with testing.start() as world, side_port(world) as http:
+        for body in (b'{"topic": "t", "key": "\\ud800"}', b'{"topic": "t", "x": [{"\\udfff": 1}]}'):
+            headers = {"content-type": "application/json"}
+            answer = await http.post(path_of("topics.peek"), content=body, headers=headers)
+            assert await refusal(answer) == (400, "invalid_request")
+
+
 async def test_admin_api_is_for_programs_on_the_machine_of_the_broker(
     mock_clock: trio.testing.MockClock,
 ) -> None:
@@ -255,6 +239,9 @@ async def test_admin_api_is_for_programs_on_the_machine_of_the_broker(
             assert (await http.post(stats, json={})).status_code == 200
             for headers in ({"host": "evil.example"}, {"host": "evil.example:80"}):
                 answer = await http.post(stats, json={}, headers=headers)
+                assert await refusal(answer) == (403, "forbidden")
+            for header in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"):
+                answer = await http.post(stats, json={}, headers={header: "127.0.0.1"})
                 assert await refusal(answer) == (403, "forbidden")
             answer = await http.post(stats, content=b"{}", headers={"content-type": "text/plain"})
             assert await refusal(answer) == (400, "invalid_request")
@@ -287,6 +274,7 @@ async def test_admin_api_needs_the_rights_of_a_token(
         answer = await ask("topics.create", reader.text, topic="t")
         assert await refusal(answer) == (403, "access_denied")
         assert (await ask("topics.create", root.text, topic="t")).status_code == 200
+        http.headers["x-forwarded-for"] = "10.0.0.1"  # a proxy, which tokens permit
         assert (await ask("topics.get", reader.text, topic="t")).status_code == 200
         assert (await ask("tokens.revoke", root.text, id=reader.id)).status_code == 200
         answer = await ask("topics.get", reader.text, topic="t")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from escapement.dedup import digests
-from escapement.errors import LeaseLost
+from escapement.errors import LeaseLost, LogDamaged
 from escapement.storage import lease
 from escapement.storage.catalog import catalog, producers
 from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
@@ -91,6 +91,20 @@ def test_checkpoint_is_loaded_as_written(
     assert state.journal_ends == {0: JournalPosition(3, b"group--3")}
     assert Log.open(engine, connection, held, 9, 0).current.size_bytes == 77
     assert [row.position.seq for row in journal.read(connection, 0)] == [3]
+
+
+def test_checkpoint_is_refused_by_a_database_that_lost_its_group_commits(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    """O9: it would hide that the log is older than the state."""
+    enter_empty(connection, JournalPosition(1, b"group--1"))
+    for lost in (JournalPosition(2, b"group--2"), JournalPosition(1, b"another!")):
+        newer = Checkpoint(chunks=[ChunkRow(1, 0, b"newer")], trims={0: lost})
+        with pytest.raises(LogDamaged, match=f"has lost group commit {lost.seq} of lane 0"):
+            checkpoint.write(engine, connection, held, newer)
+    state = load_state(connection)
+    assert state.chunks == {}
+    assert state.trims == {}
 
 
 def test_empty_data_deletes_a_row_and_other_rows_stay(

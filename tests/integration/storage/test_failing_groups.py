@@ -21,6 +21,7 @@ from escapement.storage.commit.lane import State
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from escapement.storage.journal.journal import START
 from escapement.storage.lease import Identity, Recorded
 from support.storage.commit_pipelines import (
     FaultyEngine,
@@ -214,7 +215,7 @@ def test_connecting_shows_that_sqlite_cannot_write(tmp_path: Path) -> None:
     engine = SqliteEngine(tmp_path / FILE_NAME)
     schema.migrate(engine)
     held = lease.acquire(engine, OWNER, 60_000, HandClock())
-    writer = Writer(engine, held, Recorded(engine, held))
+    writer = Writer(engine, held, Recorded(engine, held), 0, START)
     writer.connect()
     # Other connections are open, so SQLite need not create its files again.
     with contextlib.closing(engine.connect()) as other, no_file_grows():

@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pymysql
 import pytest
+import trio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
+from escapement.broker.binary_logs import BinaryLogs
 from escapement.errors import StorageError
+from escapement.storage.binary_log import BinaryLog
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from support.database.servers import MysqlServer, private_server
@@ -83,7 +87,8 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def tls_server(trusted: Authority) -> Iterator[MysqlServer]:
     certificate, key = trusted.certify()
     files = f"--ssl-ca={trusted.ca}", f"--ssl-cert={certificate}", f"--ssl-key={key}"
-    with private_server("--tls-version=TLSv1.2,TLSv1.3", *files) as s:
+    binary_log = "--log-bin", "--server-id=1", "--binlog-format=ROW"
+    with private_server("--tls-version=TLSv1.2,TLSv1.3", *files, *binary_log) as s:
         yield s
 
 
@@ -166,3 +171,62 @@ def test_disabled_tls_is_not_used(tls_server: MysqlServer) -> None:
 def test_unusable_file_is_named(tls_server: MysqlServer) -> None:
     with pytest.raises(StorageError, match=r"cannot use /missing.pem for TLS to the database"):
         engine_at(tls_server.url("private"), ssl_ca="/missing.pem").connect()
+
+
+# -- the reader of the binary log ----------------------------------------------
+
+
+@pytest.fixture
+def reader(tls_server: MysqlServer) -> Iterator[str]:
+    """Return the URL of a database for a user who may read the binary log, with TLS only."""
+    tls_server.admin("CREATE DATABASE shop")
+    tls_server.admin("CREATE TABLE shop.t (id INT PRIMARY KEY AUTO_INCREMENT)")
+    tls_server.admin("CREATE USER reader IDENTIFIED BY 'secret' REQUIRE SSL")
+    tls_server.admin("GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO reader")
+    tls_server.admin("GRANT SELECT ON shop.* TO reader")
+    yield tls_server.url("shop", "reader", "secret")
+    tls_server.admin("DROP USER reader")
+    tls_server.admin("DROP DATABASE shop")
+
+
+async def test_binary_log_is_read_over_verified_tls(
+    tls_server: MysqlServer, trusted: Authority, reader: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O2, V9."""
+    found = trio.Event()
+    address = MysqlAddress.parse(f"{reader}?ssl_ca={trusted.ca}")
+    logs = BinaryLogs([address], [lambda database, table: found.set()])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(logs.run)
+        with trio.fail_after(60):
+            while not found.is_set():  # the reader reports only rows from its beginning on
+                await trio.to_thread.run_sync(tls_server.admin, "INSERT INTO shop.t VALUES ()")
+                with trio.move_on_after(0.05):
+                    await found.wait()
+        nursery.cancel_scope.cancel()
+    assert "no binary log" not in caplog.text
+
+
+async def test_wrong_authority_switches_the_reader_of_the_binary_log_off_with_a_warning(
+    reader: str,
+    tmp_path: Path,
+    mock_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """O2: the connection of the stream itself is refused too."""
+    stranger = Authority(tmp_path / "stranger")
+    address = MysqlAddress.parse(f"{reader}?ssl_ca={stranger.ca}")
+    with pytest.raises(StorageError, match="certificate is not trusted"):
+        MysqlEngine(address).connect()
+    with pytest.raises(pymysql.err.OperationalError, match="CERTIFICATE_VERIFY_FAILED"):
+        BinaryLog(address, ["shop"])._read(lambda database, table: None)
+    logs = BinaryLogs([address], [lambda database, table: pytest.fail("a row was read")])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(logs.run)
+        mock_clock.autojump_threshold = 0.5
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "no binary log" in record.message
+    assert "certificate is not trusted" in record.message

@@ -13,10 +13,11 @@ import trio
 
 from escapement import NotFound, sql
 from escapement.errors import InvalidRequest, TableRejected
-from escapement.tables.identifier import quoted
+from escapement.identifier import quoted
 from escapement.testing import arrived
 from escapement.testing.clock import START_MS
 from support.database.message_tables import CURRENT, FIRST, comment_of, named
+from support.roles import begin, connected, new_token
 from support.tables.shops import Shop, comment, serving_tables, taken
 
 MockClock = trio.testing.MockClock
@@ -171,6 +172,24 @@ async def test_table_with_the_name_of_no_topic_refuses_consumers_with_the_listed
         with pytest.raises(InvalidRequest) as caught:
             await world.server.services.tables.find(listed["table"])
         assert str(caught.value) == listed["state"]
+
+
+async def test_list_shows_only_tables_that_the_role_may_see(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """O1: rejected tables are listed by the same rule."""
+    shop.create()
+    shop.run("RENAME TABLE mails TO `mails$x`")
+    mails = shop.create()
+    async with serving_tables(shop) as world, connected(world, await begin(world)) as root:
+        await world.clock.advance(seconds=SEEN_S)
+        listed = await root.admin("tables.list")
+        assert [one["table"] for one in listed] == [mails, f"{mails}$x"]
+        await root.admin("grants.add", role="r", pattern=mails, actions=["peek"])
+        async with connected(world, await new_token(root, "r")) as broker:
+            assert await broker.admin("tables.list") == listed[:1]
+            await root.admin("grants.add", role="r", pattern=f"{mails}*", actions=["peek"])
+            assert await broker.admin("tables.list") == listed
 
 
 async def test_rejected_table_refuses_consumers_with_its_reason(

@@ -155,7 +155,7 @@ async def test_refused_claims_of_a_table_are_its_state_and_name_the_missing_righ
                 found = states(world)
                 assert found["texts"] == "ok"
                 assert "command denied" in found["mails"]
-                assert "GRANT SELECT, UPDATE, DELETE ON `breaking`.*" in found["mails"]
+                assert "GRANT SELECT, UPDATE, DELETE ON `breaking`.`mails`" in found["mails"]
             assert len(warnings(caplog)) == 1
             server.admin("GRANT UPDATE ON breaking.mails TO breaker@'%'")
             kill_connections(server)

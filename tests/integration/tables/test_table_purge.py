@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from escapement.testing import World, arrived
-from support.tables.shops import COMMENT, Shop, serving_tables
+from support.database.accounts import account
+from support.database.servers import SqlServer
+from support.tables.shops import BY_DAY, COMMENT, Shop, serving_tables
 
 MockClock = trio.testing.MockClock
 
@@ -65,22 +68,32 @@ async def test_locked_table_keeps_no_other_from_its_purge(
         assert not shop.rows("id", "letters")
 
 
+@pytest.mark.parametrize("further", ["", "LOCK TABLES"])
+async def test_rows_are_deleted_if_partitions_may_not_be_dropped(
+    shop: Shop, mysql_server: SqlServer, mock_clock: MockClock, further: str
+) -> None:
+    """V14: SELECT, UPDATE and DELETE on the table are enough, with or without its lock."""
+    shop.run(BY_DAY)
+    table = f"{shop.address.database}.mails"
+    grants = [f"SELECT, UPDATE, DELETE ON {table}", *([further] if further else [])]
+    with account(mysql_server, shop.url, *grants) as address:
+        limited = Shop(shop.url)
+        limited.address = address
+        async with serving_tables(limited) as world:
+            old = acked_ns(world, 2 * DAY_MS)
+            for id, day, acked in ((1, 31, old), (2, 31, old), (3, 30, None)):
+                shop.insert(id=id, day=f"2025-12-{day}", time_acked=acked, time_next=None)
+            shop.insert(id=4, day="2026-01-01", time_acked=old, time_next=None)
+            await world.clock.advance(seconds=31)
+            assert [row[0] for row in shop.rows("id")] == [3]
+            shop.run("UPDATE mails SET time_acked = %s WHERE id = 3", old)
+            await world.clock.advance(seconds=31)
+            assert not shop.rows("id")
+
+
 async def test_whole_partitions_are_dropped(shop: Shop, mock_clock: MockClock) -> None:
     """V14: a table that is partitioned by day."""
-    shop.run(
-        f"""CREATE TABLE mails (
-            id BIGINT NOT NULL, day DATE NOT NULL, priority TINYINT NOT NULL DEFAULT 50,
-            epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT,
-            PRIMARY KEY (id, day), INDEX (time_acked, priority, time_next DESC)
-        ) COMMENT '{COMMENT}'
-        PARTITION BY RANGE COLUMNS (day) (
-            PARTITION p1 VALUES LESS THAN ('2026-01-01'),
-            PARTITION p2 VALUES LESS THAN ('2026-01-02'),
-            PARTITION p3 VALUES LESS THAN ('2026-01-03'),
-            PARTITION p4 VALUES LESS THAN ('2026-01-04'),
-            PARTITION rest VALUES LESS THAN (MAXVALUE)
-        )"""
-    )
+    shop.run(BY_DAY)
     async with serving_tables(shop) as world:
         old, young = acked_ns(world, 2 * DAY_MS), acked_ns(world, 1000)
         for id, day, acked in (

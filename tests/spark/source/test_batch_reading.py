@@ -16,6 +16,7 @@ from escapement.pipeline.arrow import arrow_schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from support.processes.process_list import command_lines
 from support.storage.eventful_log import HOUR_MS, TOPIC, Expected, fill
 from support.storage.forgotten_log import NAMES, open_forgotten_log
 
@@ -163,7 +164,7 @@ def test_invalid_options_are_refused_before_a_task_runs(
         reader.option("topic", "shop/eu/nothing").load().count()
 
 
-def test_password_appears_in_no_plan_and_no_error(
+def test_password_appears_in_no_plan_no_process_list_and_no_error(
     spark: SparkSession,
     log: str,
     mysql_server: Any,
@@ -187,6 +188,9 @@ def test_password_appears_in_no_plan_and_no_error(
         shared = capsys.readouterr().out + str(frame) + frame._jdf.queryExecution().toString()
         assert "escapement" in shared
         assert SECRET not in shared
+        processes = list(command_lines())
+        assert any("org.apache.spark" in line for line in processes)
+        assert not any(SECRET in line for line in processes)
         file.write_text(SECRET + "x")
         with pytest.raises(PySparkException, match="refuses this user") as refused:
             reader.load().count()

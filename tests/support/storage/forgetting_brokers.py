@@ -8,6 +8,7 @@ import escapement
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.existing import tables
 from escapement.testing import World, arrived
 from support.faults.dying_brokers import finish, lose_index
 
@@ -15,25 +16,41 @@ DAY_MS = 86_400_000
 YEAR = timedelta(days=365)
 NAMESPACE = "t/n"
 TOPIC = "t/n/x"
+PARALLELISM = 2
 PATIENT = BrokerConfig(
-    ack_wait_ms=10**12, limits=BrokerLimits(max_delay_ms=10**12), table_parallelism=2, seed=0
+    ack_wait_ms=10**12,
+    limits=BrokerLimits(max_delay_ms=10**12),
+    table_parallelism=PARALLELISM,
+    seed=0,
 )
 
 
 def generations(engine: Engine) -> list[int]:
-    """Return the generations of the log, after checking that the log has no other tables."""
+    """Return the generations of the log, after checking that the log has no other tables.
+
+    Tables of table sets may exist ahead, and those of a free set have no rows.
+    """
     connection = engine.connect()
     try:
         found = connection.execute("SELECT id, parallelism FROM generations ORDER BY id").rows
-        names = {f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)}
-        if engine.kind == "sqlite":
-            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-        else:
-            query = (
-                "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
-            )
-        tables = {name for (name,) in connection.execute(query).rows if name[:4] == "log_"}
-        assert tables - {"log_identity"} == names
+        sets = connection.execute("SELECT id, table_count, generation FROM table_sets").rows
+        used = [generation for _, _, generation in sets if generation]
+        assert len(used) == len(set(used))
+        assert set(used) <= {id for id, _ in found}
+        names = {
+            f"log_{id}_{shard}"
+            for id, parallelism in found
+            if id not in used
+            for shard in range(parallelism)
+        }
+        for id, count, generation in sets:
+            ahead = [f"log_set_{id}_{shard}" for shard in range(count)]
+            names |= set(ahead)
+            if not generation:
+                for table in ahead:
+                    assert connection.execute(f"SELECT 1 FROM {table} LIMIT 1").rows == []
+        there = tables(engine, connection)
+        assert {name for name in there if name[:4] == "log_"} - {"log_identity"} == names
         marks = "SELECT COUNT(*) FROM removals WHERE kind = 'generation'"
         assert connection.execute(marks).rows == [(0,)]
         return [id for id, _ in found]

@@ -35,6 +35,19 @@ CREATE: Final = """CREATE TABLE {name} (
     PRIMARY KEY(id),
     INDEX poller_idx(time_acked, priority, time_next DESC)
 ) COMMENT '{comment}'"""
+# The table "mails" with a partition for each day.
+BY_DAY: Final = f"""CREATE TABLE mails (
+        id BIGINT NOT NULL, day DATE NOT NULL, priority TINYINT NOT NULL DEFAULT 50,
+        epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT,
+        PRIMARY KEY (id, day), INDEX (time_acked, priority, time_next DESC)
+    ) COMMENT '{COMMENT}'
+    PARTITION BY RANGE COLUMNS (day) (
+        PARTITION p1 VALUES LESS THAN ('2026-01-01'),
+        PARTITION p2 VALUES LESS THAN ('2026-01-02'),
+        PARTITION p3 VALUES LESS THAN ('2026-01-03'),
+        PARTITION p4 VALUES LESS THAN ('2026-01-04'),
+        PARTITION rest VALUES LESS THAN (MAXVALUE)
+    )"""
 
 
 def comment(**changes: object) -> str:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.access.grant import ACTIONS, Action, Grant, read_actions
+from escapement.access.coverage import Coverage
+from escapement.access.grant import ACTIONS, Action, Grant, check_role, read_actions
 from escapement.access.pattern import ALL, Pattern
 from escapement.access.rights import Need, Rights
 from escapement.errors import AccessDenied, InvalidRequest
@@ -49,6 +50,36 @@ def test_role_may_do_what_one_of_its_grants_allows_and_nothing_else(
     assert len(rights) == len(last)
 
 
+@given(st.lists(GRANTS), st.sampled_from(["r", "s"]), st.sampled_from(ACTIONS))
+def test_coverage_of_a_role_is_what_its_grants_allow(
+    grants: list[Grant], role: str, action: Action
+) -> None:
+    """O1: the filter of listings agrees with the decision about one request."""
+    rights = Rights(grants)
+    coverage = rights.coverage(role, action)
+    names = ["a/b/t", "a/b/tt", "a/b/u", "a/c/t", "b/b/t", "table://a/t", "table://a/u"]
+    patterns = ["*", "a/*", "a/b/*", "a/c/*", "b/*", "table://a/*"]
+    for text in names + patterns:
+        assert (text in coverage) == rights.allows(role, Need(action, Pattern(text))), text
+    assert coverage.among(names) == [one for one in names if one in coverage]
+
+
+def test_coverage_takes_no_longer_with_more_grants() -> None:
+    """A name is compared with one beginning, however many a role has."""
+    compared = 0
+
+    class Counted(str):
+        def startswith(self, *args: object) -> bool:  # type: ignore[override]
+            nonlocal compared
+            compared += 1
+            return super().startswith(*args)  # type: ignore[arg-type]
+
+    coverage = Coverage(Pattern(f"t{number}/*") for number in range(256))
+    names = [Counted(f"t{number}/a/b") for number in range(512)]
+    assert len(coverage.among(names)) == 256
+    assert compared <= len(names)
+
+
 def test_error_names_the_smallest_grant_to_add() -> None:
     """O1: an error asks for no more than is needed, and following it suffices."""
     for need in (Need("produce", Pattern("a/b/t")), Need("admin", Pattern("a/b/*"))):
@@ -71,3 +102,26 @@ def test_unknown_actions_are_refused_with_the_known_ones(names: list[str]) -> No
     with pytest.raises(InvalidRequest, match="produce, consume, peek, cancel, admin"):
         read_actions(names)
     assert read_actions(["peek", "peek"]) == {"peek"}
+
+
+@pytest.mark.parametrize(
+    ("role", "is_valid"),
+    [
+        ("billing", True),
+        ("spiffe://shop.example/billing", True),
+        ("urn:shop:billing", True),
+        ("spiffe://" + "x" * 200, False),
+        ("spiffe://shop/a b", False),
+        ("spiffe://shop/a\n", False),
+        ("spiffe://shop/$(x)", False),
+        ("a/b", False),
+        ("", False),
+    ],
+)
+def test_role_is_a_name_or_the_uri_of_a_certificate(role: str, is_valid: bool) -> None:
+    """O1, O2: a role that a certificate names can get grants."""
+    if is_valid:
+        assert check_role(role) == role
+    else:
+        with pytest.raises(InvalidRequest):
+            check_role(role)

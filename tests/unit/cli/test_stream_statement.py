@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escapement.cli.input.stream_statement import StreamStatement, stream_statement
-from escapement.tables.identifier import quoted
+from escapement.identifier import quoted
 
 NAME = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
 

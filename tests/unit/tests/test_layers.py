@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
         "allocator",
         "field",
         "event_log",
+        "identifier",
         "loopback",
     },
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
@@ -26,7 +27,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "storage"},
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
-    {"sync", "sql"},
+    {"sync", "sql", "check"},
     {"testing"},
     {"bench"},
     {"cli"},
@@ -39,6 +40,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"admission", "certificates"},
     {
         "binary_logs",
+        "broker_stats",
         "crash",
         "lease_keeper",
         "limits",
@@ -74,7 +76,8 @@ STORAGE_FLOORS: list[set[str]] = [
     {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"bulk_change", "inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
-    {"cleanup", "commit", "state"},
+    {"cleanup", "commit", "state", "upgrade"},
+    {"snapshot"},
 ]
 
 

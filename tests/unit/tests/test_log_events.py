@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import escapement
@@ -16,14 +17,21 @@ METHODS = {"debug", "info", "warning", "error", "exception"}
 EVENT = re.compile(r"[a-z_]+\.[a-z_]+")
 
 
-def calls(method: str) -> Iterator[tuple[Path, ast.Call]]:
-    """Return the calls of a function or method of this name, with the files that have them."""
+@cache
+def all_calls() -> dict[str, list[tuple[Path, ast.Call]]]:
+    """Return the calls of each function or method name, with the files that have them."""
+    found: dict[str, list[tuple[Path, ast.Call]]] = {}
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 match node.func:
-                    case ast.Attribute(attr=name) | ast.Name(id=name) if name == method:
-                        yield path, node
+                    case ast.Attribute(attr=name) | ast.Name(id=name):
+                        found.setdefault(name, []).append((path, node))
+    return found
+
+
+def calls(method: str) -> list[tuple[Path, ast.Call]]:
+    return all_calls().get(method, [])
 
 
 def log_calls() -> Iterator[tuple[Path, ast.Call]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from escapement.access.coverage import Coverage
+from escapement.access.grant import Action
+from escapement.access.pattern import ALL
 from escapement.access.rights import Need
 from escapement.broker.access.access import Access
 from escapement.broker.access.needs import needs_of
@@ -61,6 +64,12 @@ class Caller:
         self.verify()
         if self.role is not None:
             self._access.rights.check(self.role, needs)
+
+    def coverage(self, action: Action) -> Coverage:
+        """Return on what the caller may carry out an action, to filter a listing."""
+        if self.role is None:
+            return Coverage([ALL])
+        return self._access.rights.coverage(self.role, action)
 
     def check_command(self, command: Command) -> None:
         """Raise ``AccessDenied`` unless the caller may have a command carried out.

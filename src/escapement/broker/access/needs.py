@@ -28,12 +28,14 @@ Get = Callable[[str], Any]
 class Right(NamedTuple):
     """An action, and how to find the resource in the arguments of a request.
 
-    ``resource`` describes the resource in documents.
+    ``resource`` describes the resource in documents. If a ``part`` of it is enough, the answer has
+    only what the role may see (``Caller.coverage``).
     """
 
     action: Action
     resource: str
     patterns: Callable[[Get], list[Pattern]]
+    part: bool = False
 
 
 # The rights that a request needs, all of them. An empty row: every client may send it.
@@ -120,7 +122,14 @@ def everything(action: Action) -> Right:
     return Right(action, "`*`", lambda get: [ALL])
 
 
+def part_of(right: Right) -> Right:
+    """Return the right to an action on a part of a resource, for a listing that is filtered."""
+    return right._replace(resource=f"a part of {right.resource}", part=True)
+
+
 _TABLES: Final = Right("peek", "`table://*`", lambda get: [ALL_TABLES])
+# The request does not name this topic. The verb checks the right when it has found the schedule.
+_SCHEDULED: Final = Right("produce", "the topic that `schedule` publishes to", lambda get: [])
 # The copy of a dead letter goes there.
 _DEAD_LETTERS: Final = in_policy("produce", "dead_letter_topic")
 
@@ -128,14 +137,14 @@ _DEAD_LETTERS: Final = in_policy("produce", "dead_letter_topic")
 VERB_NEEDS: Final[dict[str, Row]] = {
     # Everyone may ask for a look at the outboxes: it only ends a wait of less than a second.
     "outboxes.poll": (),
-    "namespaces.list": (everything("peek"),),
+    "namespaces.list": (part_of(everything("peek")),),
     "namespaces.get": (namespace("peek"),),
     "namespaces.update": (namespace("admin"),),
     "namespaces.create": (namespace("admin"),),
     "namespaces.delete": (namespace("admin"),),
     "namespaces.enable_delayed_message": (namespace("admin"),),
     "namespaces.disable_delayed_message": (namespace("admin"),),
-    "topics.list": (namespace("peek", optional=True),),
+    "topics.list": (part_of(namespace("peek", optional=True)),),
     "topics.get": (topic("peek"),),
     "topics.update": (topic("admin"),),
     "topics.stats": (topic("peek"),),
@@ -163,7 +172,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
         by_action("produce", redrives=True),
         topic("cancel", "dead_letter_topic", optional=True),
     ),
-    "bulk.list": (namespace("peek", optional=True),),
+    "bulk.list": (part_of(namespace("peek", optional=True)),),
     "bulk.show": (topic("peek"),),
     "bulk.stop": (topic("cancel"),),
     "dispatch.pause": (topic("admin"),),
@@ -171,12 +180,15 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "inbox.list": (everything("peek"),),
     "inbox.discard": (everything("admin"),),
     "jobs.list": (everything("peek"),),
-    "schedules.list": (namespace("peek", optional=True),),
+    "schedules.list": (part_of(namespace("peek", optional=True)),),
     "schedules.get": (topic("peek", "schedule"),),
     "schedules.create": (topic("produce", "schedule"), topic("produce")),
-    # The messages go to the topic that the schedule has now, which the request does not name.
-    "schedules.update": (topic("admin", "schedule"), topic("produce", optional=True)),
-    "schedules.run_now": (topic("admin", "schedule"),),
+    "schedules.update": (
+        topic("admin", "schedule"),
+        topic("produce", optional=True),
+        _SCHEDULED,
+    ),
+    "schedules.run_now": (topic("admin", "schedule"), _SCHEDULED),
     "schedules.next": (topic("peek", "schedule"),),
     "schedules.pause": (topic("cancel", "schedule"),),
     "schedules.resume": (topic("cancel", "schedule"),),
@@ -185,14 +197,14 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "groups.get": (topic("peek"),),
     "groups.close": (topic("produce"), topic("produce", "target")),
     "groups.delete": (topic("produce"),),
-    "tables.list": (_TABLES,),
+    "tables.list": (part_of(_TABLES),),
     "tables.ack": (topic("consume"),),
     "tables.poll": (topic("produce"),),
     "tokens.create": (everything("admin"),),
     "tokens.list": (everything("admin"),),
     "tokens.revoke": (everything("admin"),),
     "grants.add": (pattern("admin", "pattern"),),
-    "grants.list": (pattern("admin", "within", optional=True),),
+    "grants.list": (part_of(pattern("admin", "within", optional=True)),),
     "grants.remove": (pattern("admin", "pattern"),),
     "broker.stats": (everything("peek"),),
     "broker.update": (everything("admin"),),
@@ -253,7 +265,7 @@ def needs_of_verb(verb: str, arguments: Mapping[str, Any]) -> Iterator[Need]:
 def _needs(row: Row, get: Get) -> Iterator[Need]:
     for right in row:
         for found in right.patterns(get):
-            yield Need(right.action, found)
+            yield Need(right.action, found, right.part)
 
 
 def _one_topic(text: Any, name: str) -> Pattern:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from escapement.broker.access.caller import Caller
 from escapement.broker.admin import (
     bulk,
     dlq,
@@ -29,6 +30,7 @@ from escapement.broker.admin import (
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
+from escapement.broker.broker_stats import BrokerStats
 from escapement.errors import InvalidRequest
 
 
@@ -38,13 +40,11 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def carry_out(
-        self, verb: str, arguments: Mapping[str, Any], role: str | None = None
-    ) -> Plain:
-        """Run a verb and return its result.
+    async def carry_out(self, verb: str, arguments: Mapping[str, Any], caller: Caller) -> Plain:
+        """Run a verb and return its result. The caller's rights have been checked.
 
         Args:
-          role: the role of the caller; None if the log has no roles.
+          caller: decides what a listing shows.
 
         Raises:
           InvalidRequest: if the verb is unknown, or its arguments are wrong.
@@ -52,15 +52,15 @@ class Admin:
         function = VERBS.get(verb)
         if function is None:
             raise InvalidRequest(f"there is no verb {verb!r}; use one of {', '.join(VERBS)}")
-        return await function(self._broker, Arguments(verb, arguments, role))
+        return await function(self._broker, Arguments(verb, arguments, caller))
 
 
-async def _stats(broker: Broker, given: Arguments) -> Plain:
+async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
     return broker.stats()
 
 
-async def _update(broker: Broker, given: Arguments) -> Plain:
+async def _update(broker: Broker, given: Arguments) -> BrokerStats:
     count = given.optional_number("table_parallelism")
     given.end()
     if count is None:

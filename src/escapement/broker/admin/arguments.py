@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
+from escapement.broker.access.caller import Caller
 from escapement.errors import InvalidRequest
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.index import Key
@@ -19,17 +20,14 @@ _LAST_MS: Final = 253_402_300_799_999
 
 
 class Arguments:
-    """The arguments of one call of a verb.
+    """The arguments of one call of a verb, and its caller, whose rights filter listings.
 
     Each method takes the argument ``name``. ``end`` refuses arguments that were not taken. All
     raise ``InvalidRequest``, with the names that help to find a misspelt one.
-
-    Args:
-      role: the role of the caller; None if the log has no roles.
     """
 
-    def __init__(self, verb: str, given: Mapping[str, Any], role: str | None = None) -> None:
-        self.role = role
+    def __init__(self, verb: str, given: Mapping[str, Any], caller: Caller) -> None:
+        self.caller = caller
         self._verb = verb
         self._given = tuple(given)
         self._left = dict(given)

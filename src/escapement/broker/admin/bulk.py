@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.conditions import take_sought
@@ -22,7 +22,41 @@ _MOST_COUNTED: Final = 1_000_000
 _REASON_LENGTH: Final = 1_000
 
 
-async def _preview(broker: Broker, given: Arguments) -> Plain:
+class ListedBulkChange(TypedDict):
+    """A bulk change: its request, its state and the number of its messages by outcome."""
+
+    id: int
+    topic: str
+    action: Literal["cancel", "reschedule", "run_now", "redrive"]
+    subscription: str | None
+    dead_letter_topic: str | None
+    from_at_ms: int | None
+    until_at_ms: int | None
+    key: str | None
+    properties: dict[str, Plain]
+    new_due_at_ms: int | None
+    spread_ms: int | None
+    state: Literal["selecting", "running", "done", "stopped", "failed"]
+    messages: int
+    done: int
+    delivered: int
+    skipped: int
+    error: str | None
+    role: str | None
+    reason: str | None
+    created_at_ms: int
+    updated_at_ms: int
+    ended_at_ms: int | None
+
+
+class BulkPreview(TypedDict):
+    """The number of messages that match, and whether all messages were looked at."""
+
+    messages: int
+    complete: bool
+
+
+async def _preview(broker: Broker, given: Arguments) -> BulkPreview:
     wanted = _wanted(given)
     given.end()
     changes = broker.services.bulk_changes
@@ -32,28 +66,30 @@ async def _preview(broker: Broker, given: Arguments) -> Plain:
     return {"messages": found.messages, "complete": found.complete}
 
 
-async def _start(broker: Broker, given: Arguments) -> Plain:
+async def _start(broker: Broker, given: Arguments) -> ListedBulkChange:
     wanted = _wanted(given)
     given.end()
     return _plain(await broker.services.bulk_changes.start(wanted))
 
 
-async def _list(broker: Broker, given: Arguments) -> Plain:
+async def _list(broker: Broker, given: Arguments) -> list[ListedBulkChange]:
     within = given.optional_text("namespace")
     given.end()
     prefix = "" if within is None else NamespaceName.parse(within).full + "/"
-    found = [one for one in broker.services.bulk_changes.all() if one.topic.startswith(prefix)]
+    seen = given.caller.coverage("peek")
     async with broker.answering:
+        changes = broker.services.bulk_changes.all()
+        found = [one for one in changes if one.topic.startswith(prefix) and one.topic in seen]
         return [_plain(one) for one in found[:MAX_ROWS]]
 
 
-async def _show(broker: Broker, given: Arguments) -> Plain:
+async def _show(broker: Broker, given: Arguments) -> ListedBulkChange:
     topic, id = given.topic_name("topic"), given.number("id")
     given.end()
     return _plain(broker.services.bulk_changes.find(topic, id))
 
 
-async def _stop(broker: Broker, given: Arguments) -> Plain:
+async def _stop(broker: Broker, given: Arguments) -> ListedBulkChange:
     topic, id = given.topic_name("topic"), given.number("id")
     given.end()
     return _plain(await broker.services.bulk_changes.stop(topic, id))
@@ -95,12 +131,12 @@ def _wanted(given: Arguments) -> BulkRequest:
         delay_ms,
         at_ms,
         spread_ms,
-        given.role,
+        given.caller.role,
         reason,
     )
 
 
-def _plain(change: BulkChange) -> dict[str, Plain]:
+def _plain(change: BulkChange) -> ListedBulkChange:
     filter, counts = change.filter, change.counts
     return {
         "id": change.id,

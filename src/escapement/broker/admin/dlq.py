@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -19,11 +19,49 @@ from escapement.names import TopicName
 MAX_MOVED: Final = 10_000
 
 
-async def _list(broker: Broker, given: Arguments) -> Plain:
+class DeadLetter(TypedDict):
+    """A dead letter. It has of its origin what the broker noted in its properties."""
+
+    offset: int
+    due_at_ms: int
+    reason: NotRequired[str]
+    attempts: NotRequired[int]
+    subscription: NotRequired[str]
+    died_at_ms: NotRequired[int]
+    published_at_ms: NotRequired[int]
+    original_topic: NotRequired[str]
+    original_offset: NotRequired[int]
+    original_due_at_ms: NotRequired[int]
+    key: str | None
+    size_bytes: int
+    properties: NotRequired[dict[str, Plain]]
+    payload: bytes
+
+
+class DeadLetterCount(TypedDict):
+    """The number of dead letters, and where the count continues: due time and offset."""
+
+    dead_letters: int
+    next: list[int] | None
+
+
+class Redriven(TypedDict):
+    """How many dead letters were published again."""
+
+    redriven: int
+
+
+class Purged(TypedDict):
+    """How many dead letters were deleted."""
+
+    purged: int
+
+
+async def _list(broker: Broker, given: Arguments) -> list[DeadLetter]:
     whose = _whose(given)
     most = min(given.optional_number("count") or 10, MAX_MESSAGES)
     given.end()
-    rows: list[Plain] = []
+    rows: list[DeadLetter] = []
     async with broker.look(), aclosing(broker.services.dead_letters.pages(whose)) as pages:
         async for page in pages:
             async with broker.answering:
@@ -35,7 +73,7 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
         return rows
 
 
-async def _show(broker: Broker, given: Arguments) -> Plain:
+async def _show(broker: Broker, given: Arguments) -> DeadLetter:
     whose = _whose(given)
     offset = given.number("offset")
     given.end()
@@ -45,7 +83,7 @@ async def _show(broker: Broker, given: Arguments) -> Plain:
             return _rows(page, None)[0]
 
 
-async def _count(broker: Broker, given: Arguments) -> Plain:
+async def _count(broker: Broker, given: Arguments) -> DeadLetterCount:
     whose = _whose(given)
     only, most = _which(given)
     after = given.delivery_key("after")
@@ -55,7 +93,7 @@ async def _count(broker: Broker, given: Arguments) -> Plain:
     return {"dead_letters": counted, "next": None if next is None else list(next)}
 
 
-async def _redrive(broker: Broker, given: Arguments) -> Plain:
+async def _redrive(broker: Broker, given: Arguments) -> Redriven:
     whose = _whose(given)
     only, most = _which(given)
     spread_ms = given.optional_number("spread_ms") or 0
@@ -64,7 +102,7 @@ async def _redrive(broker: Broker, given: Arguments) -> Plain:
     return {"redriven": redriven}
 
 
-async def _purge(broker: Broker, given: Arguments) -> Plain:
+async def _purge(broker: Broker, given: Arguments) -> Purged:
     whose = _whose(given)
     only, most = _which(given)
     given.end()
@@ -88,7 +126,7 @@ def _which(given: Arguments) -> tuple[Int64s | None, int]:
     return None if offsets is None else np.array(offsets, np.int64), most
 
 
-def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
+def _rows(page: Page, preview_bytes: int | None) -> list[DeadLetter]:
     table = zip(
         page.offsets.tolist(),
         page.due_ms.tolist(),
@@ -105,7 +143,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
         row |= {"key": readable_key(key[:preview_bytes]), "size_bytes": len(payload)}
         if preview_bytes is None:
             row["properties"] = readable(properties)
-        rows.append(row | {"payload": payload[:preview_bytes]})
+        rows.append(cast(DeadLetter, row | {"payload": payload[:preview_bytes]}))
     return rows
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypedDict
 
 import numpy as np
 
-from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.arguments import Arguments
+from escapement.broker.admin.result import Deleted
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.topic import Topic
@@ -27,14 +28,38 @@ from escapement.storage.inbox.event_group import Completion
 _SOURCE: Final = "group"
 
 
-async def _list_groups(broker: Broker, given: Arguments) -> Plain:
+CompletionState = Literal["waiting", "fired", "void"]
+
+
+class ListedCompletion(TypedDict):
+    """The follow-up of a group for one subscription. It is void if that was deleted."""
+
+    subscription: str
+    target: str
+    state: CompletionState
+    remaining: int | None
+    closed_at_ms: int
+    fired_at_ms: int | None
+
+
+class ListedGroup(TypedDict):
+    """The state of a group."""
+
+    topic: str
+    group: str
+    state: Literal["open", "closed"]
+    messages: int
+    completions: list[ListedCompletion]
+
+
+async def _list_groups(broker: Broker, given: Arguments) -> list[ListedGroup]:
     async with broker.answering:
         topic = topic_of(broker, given)
         given.end()
         return [_plain(broker, topic, group) for group in topic.groups.names()]
 
 
-async def _get_group(broker: Broker, given: Arguments) -> Plain:
+async def _get_group(broker: Broker, given: Arguments) -> ListedGroup:
     topic = topic_of(broker, given)
     group = given.text("group")
     given.end()
@@ -43,7 +68,7 @@ async def _get_group(broker: Broker, given: Arguments) -> Plain:
     return _plain(broker, topic, group)
 
 
-async def _close_group(broker: Broker, given: Arguments) -> Plain:
+async def _close_group(broker: Broker, given: Arguments) -> ListedGroup:
     name = given.topic_name("topic")
     group, subscription = given.text("group"), given.text("subscription")
     follow_up = _follow_up(given)
@@ -79,7 +104,7 @@ def _follow_up(given: Arguments) -> InboxEntry:
     return InboxEntry(target.full, _SOURCE, batch.encode(), 1, times)
 
 
-async def _delete_group(broker: Broker, given: Arguments) -> Plain:
+async def _delete_group(broker: Broker, given: Arguments) -> Deleted:
     name = given.topic_name("topic")
     group = given.text("group")
     given.end()
@@ -87,7 +112,7 @@ async def _delete_group(broker: Broker, given: Arguments) -> Plain:
     return {"deleted": group}
 
 
-def _plain(broker: Broker, topic: Topic, group: str) -> dict[str, Plain]:
+def _plain(broker: Broker, topic: Topic, group: str) -> ListedGroup:
     completions = topic.groups.completions.get(group, [])
     return {
         "topic": topic.name.full,
@@ -98,9 +123,10 @@ def _plain(broker: Broker, topic: Topic, group: str) -> dict[str, Plain]:
     }
 
 
-def _completion(broker: Broker, topic: Topic, completion: Completion) -> dict[str, Plain]:
+def _completion(broker: Broker, topic: Topic, completion: Completion) -> ListedCompletion:
     subscription = broker.services.activation.subscriptions.get(completion.subscription_id)
-    state, remaining = "fired", None
+    state: CompletionState = "fired"
+    remaining = None
     if completion.fired_at_ms is None:
         state = "void"
         if subscription is not None:

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypedDict
 
-from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.arguments import Arguments
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.storage.inbox.job import JobState
 
+State = Literal["staging", "committed", "adopted", "given up"]
 
-async def _list_jobs(broker: Broker, given: Arguments) -> Plain:
+
+class ListedJob(TypedDict):
+    """The progress of a bulk job."""
+
+    job: str
+    version: int
+    state: State
+    messages: int
+    adopted: int
+    size_bytes: int
+    stuck: int
+    reason: str | None
+    created_at_ms: int
+    staged_at_ms: int | None
+    committed_at_ms: int | None
+    adopted_at_ms: int | None
+    given_up_at_ms: int | None
+
+
+async def _list_jobs(broker: Broker, given: Arguments) -> list[ListedJob]:
     given.end()
     relay = broker.services.inbox_relay
     jobs = await relay.jobs(MAX_ROWS)
@@ -18,7 +38,7 @@ async def _list_jobs(broker: Broker, given: Arguments) -> Plain:
         return [_plain(one, relay.blocked.get(one.target)) for one in jobs]
 
 
-def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
+def _plain(job: JobState, blocked: str | None) -> ListedJob:
     committed = job.committed_at_ms is not None
     return {
         "job": job.series,
@@ -37,7 +57,7 @@ def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
     }
 
 
-def _state(job: JobState) -> str:
+def _state(job: JobState) -> State:
     if job.adopted_at_ms is not None:
         return "adopted"
     if job.committed_at_ms is not None:

@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Final
+from typing import Annotated, Final, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.conditions import take_sought
 from escapement.broker.admin.content import MAX_MESSAGES, PREVIEW_BYTES, readable, readable_key
+from escapement.broker.admin.result import Fields
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
+from escapement.broker.inspection.message_history import State, SubscriptionStatus
 from escapement.broker.inspection.peek import Peeked
 from escapement.storage.index import Key
 
 _HOUR_MS: Final = 3_600_000
 
 
-async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
+class Content(TypedDict):
+    """What a message has: its payload may be cut."""
+
+    key: str | None
+    properties: dict[str, Plain]
+    size_bytes: int
+    payload: bytes
+
+
+class PeekedMessage(Content):
+    """A pending message."""
+
+    offset: int
+    due_at_ms: int
+    due_in_ms: int
+
+
+class MessagePage(TypedDict):
+    """Some pending messages, and where the next page begins: its due time and offset."""
+
+    messages: list[PeekedMessage]
+    next: list[int] | None
+    looked: int
+
+
+class SelectedOffsets(TypedDict):
+    """The offsets of messages as little-endian int64s, and where the next page begins."""
+
+    offsets: bytes
+    next: list[int] | None
+    looked: int
+
+
+class MessageState(Content):
+    """A message, and its state as a whole and in each subscription."""
+
+    topic: str
+    offset: int
+    state: State
+    published_at_ms: int
+    due_at_ms: int
+    priority: int
+    group: str | None
+    subscriptions: list[Annotated[dict[str, Plain], Fields(SubscriptionStatus)]]
+
+
+class Forecast(TypedDict):
+    """How many messages fall due in each span of ``by_ms``, from ``first_ms`` on."""
+
+    topic: str
+    from_ms: int
+    until_ms: int
+    by_ms: int
+    first_ms: int
+    total: int
+    counts: list[int]
+
+
+async def _peek_topic(broker: Broker, given: Arguments) -> MessagePage:
     topic = topic_of(broker, given)
     count = given.optional_number("count") or 10
     sought, after = take_sought(given), given.delivery_key("after")
@@ -32,7 +92,7 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
             return _page(found, broker.clock.now_ms())
 
 
-def _page(found: Peeked, now_ms: int) -> dict[str, Plain]:
+def _page(found: Peeked, now_ms: int) -> MessagePage:
     columns = (
         found.due_ms.tolist(),
         found.offsets.tolist(),
@@ -55,7 +115,7 @@ def _page(found: Peeked, now_ms: int) -> dict[str, Plain]:
     }
 
 
-async def _select_messages(broker: Broker, given: Arguments) -> Plain:
+async def _select_messages(broker: Broker, given: Arguments) -> SelectedOffsets:
     topic = topic_of(broker, given)
     sought, after = take_sought(given), given.delivery_key("after")
     given.end()
@@ -67,7 +127,7 @@ async def _select_messages(broker: Broker, given: Arguments) -> Plain:
     }
 
 
-def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
+def _content(key: bytes, properties: bytes, payload: bytes) -> Content:
     return {
         "key": readable_key(key),
         "properties": readable(properties),
@@ -76,7 +136,7 @@ def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
     }
 
 
-async def _show_message(broker: Broker, given: Arguments) -> Plain:
+async def _show_message(broker: Broker, given: Arguments) -> MessageState:
     topic = topic_of(broker, given)
     offset = given.number("offset")
     given.end()
@@ -96,7 +156,7 @@ async def _show_message(broker: Broker, given: Arguments) -> Plain:
             }
 
 
-async def _forecast_topic(broker: Broker, given: Arguments) -> Plain:
+async def _forecast_topic(broker: Broker, given: Arguments) -> Forecast:
     topic = topic_of(broker, given)
     by_ms = given.optional_number("by_ms") or _HOUR_MS
     within_ms = given.optional_number("within_ms") or 24 * _HOUR_MS

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Final, Literal, TypedDict
 
-from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.access.pattern import Pattern
+from escapement.access.rights import Need
+from escapement.broker.admin.arguments import Arguments
+from escapement.broker.admin.result import Deleted
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.broker.inbox.scheduler import Changed, Scheduler
 from escapement.errors import InvalidRequest
 from escapement.names import NamespaceName, TopicName
-from escapement.recurrence import MISSED, Recurrence
+from escapement.recurrence import MISSED, Missed, Recurrence
 from escapement.storage.inbox.schedule import Content, Schedule
 
 # The number of coming times at which a schedule will publish, in the answer about one schedule.
@@ -20,24 +24,54 @@ NEXT_TIMES: Final = 10
 MOST_TIMES: Final = 100
 
 
-async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
+State = Literal["active", "paused", "ended", "broken"]
+
+
+class ListedSchedule(TypedDict):
+    """The settings and the state of a schedule."""
+
+    schedule: str
+    topic: str
+    cron: str | None
+    timezone: str | None
+    every_ms: int | None
+    until_at_ms: int | None
+    missed: Missed
+    spread_ms: int | None
+    state: State
+    problem: str | None
+    next_at_ms: int | None
+    last_at_ms: int | None
+    published: int
+    size_bytes: int
+    created_at_ms: int
+
+
+class ComingSchedule(ListedSchedule):
+    """A schedule, and its next times."""
+
+    coming_ms: list[int]
+
+
+async def _list_schedules(broker: Broker, given: Arguments) -> list[ListedSchedule]:
     scheduler = broker.services.scheduler
     within = given.optional_text("namespace")
     given.end()
     prefix = "" if within is None else NamespaceName.parse(within).full + "/"
+    seen = given.caller.coverage("peek")
     async with broker.answering:
-        found = [one for one in scheduler.all() if one.name.startswith(prefix)]
+        found = [one for one in scheduler.all() if one.name.startswith(prefix) and one.name in seen]
         return [_plain(scheduler, one) for one in found[:MAX_ROWS]]
 
 
-async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
+async def _get_schedule(broker: Broker, given: Arguments) -> ComingSchedule:
     scheduler = broker.services.scheduler
     schedule = scheduler.find(_name(given))
     given.end()
-    return _plain(scheduler, schedule) | {"coming_ms": _coming(scheduler, schedule, NEXT_TIMES)}
+    return {**_plain(scheduler, schedule), "coming_ms": _coming(scheduler, schedule, NEXT_TIMES)}
 
 
-async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
+async def _create_schedule(broker: Broker, given: Arguments) -> ListedSchedule:
     scheduler = broker.services.scheduler
     name = _name(given)
     topic = given.topic_name("topic")
@@ -55,7 +89,7 @@ async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
     return _plain(scheduler, made)
 
 
-async def _update_schedule(broker: Broker, given: Arguments) -> Plain:
+async def _update_schedule(broker: Broker, given: Arguments) -> ListedSchedule:
     scheduler = broker.services.scheduler
     name = _name(given)
     topic = given.optional_text("topic")
@@ -73,44 +107,52 @@ async def _update_schedule(broker: Broker, given: Arguments) -> Plain:
     given.end()
     if changes == Changed():
         raise InvalidRequest("schedules.update needs at least one change")
-    return _plain(scheduler, await scheduler.update(name, changes))
+    return _plain(scheduler, await scheduler.update(name, changes, _producer(given)))
 
 
-async def _run_schedule_now(broker: Broker, given: Arguments) -> Plain:
+async def _run_schedule_now(broker: Broker, given: Arguments) -> ListedSchedule:
     scheduler = broker.services.scheduler
     name = _name(given)
     given.end()
-    return _plain(scheduler, await scheduler.run_now(name))
+    return _plain(scheduler, await scheduler.run_now(name, _producer(given)))
 
 
-async def _next_occurrences(broker: Broker, given: Arguments) -> Plain:
+async def _next_occurrences(broker: Broker, given: Arguments) -> ComingSchedule:
     scheduler = broker.services.scheduler
     schedule = scheduler.find(_name(given))
     count = min(given.optional_number("count") or NEXT_TIMES, MOST_TIMES)
     given.end()
     coming = _coming(scheduler, schedule, count)
-    return _plain(scheduler, schedule) | {"coming_ms": coming}
+    return {**_plain(scheduler, schedule), "coming_ms": coming}
 
 
-async def _pause_schedule(broker: Broker, given: Arguments) -> Plain:
+async def _pause_schedule(broker: Broker, given: Arguments) -> ListedSchedule:
     scheduler = broker.services.scheduler
     name = _name(given)
     given.end()
     return _plain(scheduler, await scheduler.set_paused(name, True))
 
 
-async def _resume_schedule(broker: Broker, given: Arguments) -> Plain:
+async def _resume_schedule(broker: Broker, given: Arguments) -> ListedSchedule:
     scheduler = broker.services.scheduler
     name = _name(given)
     given.end()
     return _plain(scheduler, await scheduler.set_paused(name, False))
 
 
-async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:
+async def _delete_schedule(broker: Broker, given: Arguments) -> Deleted:
     name = _name(given)
     given.end()
     await broker.services.scheduler.delete(name)
     return {"deleted": name.full}
+
+
+def _producer(given: Arguments) -> Callable[[str], None]:
+    """Return a check that the caller may publish to the topic of a schedule.
+
+    The schedule may be of another role, and its topic is not in the request.
+    """
+    return lambda topic: given.caller.check([Need("produce", Pattern(topic))])
 
 
 def _name(given: Arguments) -> TopicName:
@@ -125,7 +167,7 @@ def _coming(scheduler: Scheduler, schedule: Schedule, count: int) -> list[int]:
     return [schedule.next_ms, *islice(later, count - 1)]
 
 
-def _state(scheduler: Scheduler, schedule: Schedule) -> str:
+def _state(scheduler: Scheduler, schedule: Schedule) -> State:
     if schedule.name in scheduler.problems:
         return "broken"
     if schedule.paused:
@@ -133,7 +175,7 @@ def _state(scheduler: Scheduler, schedule: Schedule) -> str:
     return "ended" if schedule.next_ms is None else "active"
 
 
-def _plain(scheduler: Scheduler, schedule: Schedule) -> dict[str, Plain]:
+def _plain(scheduler: Scheduler, schedule: Schedule) -> ListedSchedule:
     recurrence = schedule.recurrence
     state = _state(scheduler, schedule)
     return {

@@ -3,36 +3,86 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.result import Deleted, Fields
 from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict
-from escapement.names import SUBSCRIPTION_KINDS
+from escapement.names import SUBSCRIPTION_KINDS, SubscriptionKind
 from escapement.position import Position
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
 
 
-async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
+class SubscriptionHead(TypedDict):
+    """What a subscription is, without its policy."""
+
+    topic: str
+    subscription: str
+    kind: SubscriptionKind
+    created_at_ms: int
+
+
+SubscriptionSettings = Annotated[dict[str, Plain], Fields(SubscriptionHead, SubscriptionPolicy)]
+
+
+class CreatedSubscription(TypedDict):
+    """The names of a new subscription and its topic."""
+
+    topic: str
+    subscription: str
+
+
+class Sought(TypedDict):
+    """The position from which a subscription continues."""
+
+    topic: str
+    subscription: str
+    position: str
+
+
+class SubscriptionFigures(TypedDict):
+    """The state and the counters of a subscription."""
+
+    subscription: str
+    kind: SubscriptionKind
+    consumers: list[str]
+    ready: int
+    behind: bool
+    in_flight: int
+    unacknowledged: int
+    delivered: int
+    redelivered: int
+    acknowledged: int
+    nacked: int
+    released: int
+    timed_out: int
+    expired: int
+    dropped: int
+    dead_waiting: int
+    dead_lettered: int
+
+
+async def _list_subscriptions(broker: Broker, given: Arguments) -> list[SubscriptionFigures]:
     async with broker.answering:
         topic = topic_of(broker, given)
         given.end()
         return [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)]
 
 
-async def _get_subscription(broker: Broker, given: Arguments) -> Plain:
+async def _get_subscription(broker: Broker, given: Arguments) -> SubscriptionSettings:
     topic = topic_of(broker, given)
     name = given.text("subscription")
     given.end()
     return _subscription(topic, broker.registry.subscription_record(topic, name))
 
 
-async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
+async def _update_subscription(broker: Broker, given: Arguments) -> SubscriptionSettings:
     topic = topic_of(broker, given)
     name = given.text("subscription")
     changes = given.changes("policy")
@@ -40,7 +90,7 @@ async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
     return _subscription(topic, await broker.registry.update_subscription(topic, name, changes))
 
 
-async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
+async def _create_subscription(broker: Broker, given: Arguments) -> CreatedSubscription:
     name = given.topic_name("topic")
     subscription = given.text("subscription")
     kind = given.choice("kind", SUBSCRIPTION_KINDS)
@@ -52,7 +102,7 @@ async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
     return {"topic": name.full, "subscription": subscription}
 
 
-async def _seek_subscription(broker: Broker, given: Arguments) -> Plain:
+async def _seek_subscription(broker: Broker, given: Arguments) -> Sought:
     topic = topic_of(broker, given)
     name = given.text("subscription")
     position = Position.parse(given.text("position"))
@@ -61,7 +111,7 @@ async def _seek_subscription(broker: Broker, given: Arguments) -> Plain:
     return {"topic": topic.name.full, "subscription": name, "position": str(position)}
 
 
-async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
+async def _delete_subscription(broker: Broker, given: Arguments) -> Deleted:
     topic = topic_of(broker, given)
     name = given.text("subscription")
     force = given.flag("force")
@@ -72,17 +122,17 @@ async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
     return {"deleted": name}
 
 
-def _subscription(topic: Topic, record: SubscriptionRecord) -> dict[str, Plain]:
-    return {
+def _subscription(topic: Topic, record: SubscriptionRecord) -> SubscriptionSettings:
+    head: SubscriptionHead = {
         "topic": topic.name.full,
         "subscription": record.name,
         "kind": record.kind,
         "created_at_ms": record.created_at_ms,
-        **record.policy.plain(),
     }
+    return {**head, **record.policy.plain()}
 
 
-def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
+def figures(topic: Topic, subscription: Subscription) -> SubscriptionFigures:
     """Return the state and the counters of a subscription, as one row of a listing."""
     counts = subscription.counts
     shared = subscription if isinstance(subscription, SharedSubscription) else None

@@ -6,18 +6,30 @@ request and no answer. The broker never knows it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypedDict
 
 from escapement.access.grant import check_role
 from escapement.access.token import DIGEST_BYTES, ID_DIGITS, is_token_id
-from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.arguments import Arguments
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.errors import InvalidRequest
-from escapement.storage.catalog.tokens import TokenRecord
+from escapement.storage.catalog.tokens import TokenRecord, TokenState
 
 
-async def _create_token(broker: Broker, given: Arguments) -> Plain:
+class ListedToken(TypedDict):
+    """The state of a token, without its digest."""
+
+    id: str
+    role: str
+    state: TokenState
+    created_at_ms: int
+    expires_at_ms: int | None
+    revoked_at_ms: int | None
+    used_at_ms: int | None
+
+
+async def _create_token(broker: Broker, given: Arguments) -> ListedToken:
     role, id = check_role(given.text("role")), given.text("id")
     digest = given.blob("digest", DIGEST_BYTES)
     expires_at_ms = given.optional_number("expires_at_ms")
@@ -31,7 +43,7 @@ async def _create_token(broker: Broker, given: Arguments) -> Plain:
     )
 
 
-async def _list_tokens(broker: Broker, given: Arguments) -> Plain:
+async def _list_tokens(broker: Broker, given: Arguments) -> list[ListedToken]:
     role = given.optional_text("role")
     given.end()
     async with broker.answering:
@@ -39,13 +51,13 @@ async def _list_tokens(broker: Broker, given: Arguments) -> Plain:
         return [_plain(broker, one) for one in found if role in (None, one.role)]
 
 
-async def _revoke_token(broker: Broker, given: Arguments) -> Plain:
+async def _revoke_token(broker: Broker, given: Arguments) -> ListedToken:
     id = given.text("id")
     given.end()
     return _plain(broker, await broker.services.access.revoke_token(id))
 
 
-def _plain(broker: Broker, token: TokenRecord) -> dict[str, Plain]:
+def _plain(broker: Broker, token: TokenRecord) -> ListedToken:
     return {
         "id": token.id,
         "role": token.role,

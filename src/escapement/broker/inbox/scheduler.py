@@ -238,8 +238,14 @@ class Scheduler:
                 f"of {duration_text(most_ms)}."
             )
 
-    async def update(self, name: TopicName, changes: Changed) -> Schedule:
+    async def update(
+        self, name: TopicName, changes: Changed, check_topic: Callable[[str], None]
+    ) -> Schedule:
         """Change a schedule, after publishing its due occurrences.
+
+        Args:
+          check_topic: raises an error if the caller may not publish to this topic, which is the one
+            that the schedule has after the change.
 
         Raises:
           NotFound: if there is no schedule of this name, or its new topic does not exist and topics
@@ -265,6 +271,7 @@ class Scheduler:
                 next_ms=next_ms,
                 spread_ms=old.spread_ms if changes.spread_ms is None else changes.spread_ms,
             )
+            check_topic(new.topic)
             most_bytes = self._limits.schedule_bytes
             new = await self._changes.durably(
                 lambda connection: update_schedule(
@@ -293,8 +300,11 @@ class Scheduler:
             waits = schedule.name in self.problems
             self._on_posted()
 
-    async def run_now(self, name: TopicName) -> Schedule:
+    async def run_now(self, name: TopicName, check_topic: Callable[[str], None]) -> Schedule:
         """Publish a message of a schedule now, whatever its state. Its occurrences do not change.
+
+        Args:
+          check_topic: raises an error if the caller may not publish to this topic.
 
         Raises:
           NotFound: if there is no schedule of this name.
@@ -302,6 +312,7 @@ class Scheduler:
         demand = secrets.token_hex(8)  # chosen once, so that a repeated transaction adds no entry
         async with self._changing:
             schedule, now_ms = self.find(name), self._clock.now_ms()
+            check_topic(schedule.topic)
 
             def write(connection: Connection) -> None:
                 content = content_of(connection, schedule.id)

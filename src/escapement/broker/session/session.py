@@ -125,7 +125,7 @@ class Session:
             self._at_once |= handler.at_once
             self._in_turn |= handler.in_turn
             self._aside |= handler.aside
-        for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs] + [wire.Admin]:
+        for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs]:
             if kind in self._at_once:
                 self._at_once[kind] = self._checked_at_once(self._at_once[kind])
             else:
@@ -328,9 +328,9 @@ class _BrokerRequests(RequestHandler):
     """The desk for requests about the broker itself."""
 
     def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
+        self._caller = caller
         self._admin = Admin(broker)
         self._outbound = outbound
-        self._caller = caller
         self.at_once = {wire.Ping: self._ping}
         self.aside = {wire.Admin: self._administer}
 
@@ -339,5 +339,7 @@ class _BrokerRequests(RequestHandler):
 
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
-        result = await self._admin.carry_out(command.verb, command.arguments, self._caller.role)
+        # Not before the wait, which lasts as long as the peer does not read.
+        self._caller.check_command(command)
+        result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

@@ -6,7 +6,7 @@ log has tokens, a request needs one, and its role must have the right that the v
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -15,6 +15,9 @@ from escapement.broker.access.access import Access
 from escapement.broker.access.caller import Caller
 from escapement.errors import EscapementError
 from escapement.loopback import is_loopback
+
+# The headers by which a proxy says for whom it sends a request.
+_FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
 
 
 class Refused(EscapementError):
@@ -28,7 +31,8 @@ def caller_of(request: Request, access: Access) -> Caller:
 
     A browser on this machine could send requests of a web site. So a request without a token must
     also name a loopback address as its host, and its content type must be JSON (``app.py``), which
-    web sites cannot send to another host.
+    web sites cannot send to another host. Nor may a proxy have forwarded it: its clients may be
+    anywhere.
 
     Raises:
       Refused: if the sender may not use the API.
@@ -40,6 +44,11 @@ def caller_of(request: Request, access: Access) -> Caller:
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
         if not is_loopback(host):
             raise Refused(f"the request names the host {host!r}; address the broker as 127.0.0.1")
+        if not _FORWARDED.isdisjoint(request.headers):
+            raise Refused(
+                "a proxy forwarded the request, and the broker has no tokens: everyone who reaches "
+                "the proxy would be a superuser; create a token with `escapement admin bootstrap`"
+            )
     caller = Caller(access)
     caller.admit(_bearer_token(request))
     return caller

@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -25,25 +26,15 @@ from starlette.routing import Route
 from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin.admin import VERBS, Admin
 from escapement.broker.side_port import json_values
-from escapement.broker.side_port.access import Refused, caller_of
+from escapement.broker.side_port.access import caller_of
 from escapement.broker.side_port.collector import families_of, render
 from escapement.broker.side_port.detailed import detailed_families
 from escapement.broker.side_port.health import reasons_not_ready, state_of
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
 from escapement.broker.side_port.readings import take_readings
+from escapement.broker.side_port.refusals import failed, no_such_route, refusal
 from escapement.broker.side_port.shown import Shown
-from escapement.errors import (
-    AccessDenied,
-    AlreadyExists,
-    Busy,
-    Conflict,
-    EscapementError,
-    InvalidRequest,
-    NotFound,
-    ShuttingDown,
-    StorageUnavailable,
-    Unauthenticated,
-)
+from escapement.errors import Busy, EscapementError, InvalidRequest
 from escapement.names import NamespaceName
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
@@ -52,18 +43,6 @@ MOST_REQUESTS: Final = 16
 MOST_BODY_BYTES: Final = 1 << 20
 # How long a scrape waits for the numbers of messages. Then it shows the last ones.
 CENSUS_WAIT_S: Final = 2.0
-_STATUSES: Final[dict[type[EscapementError], int]] = {
-    Unauthenticated: 401,
-    AccessDenied: 403,
-    Refused: 403,
-    NotFound: 404,
-    AlreadyExists: 409,
-    Conflict: 409,
-    InvalidRequest: 400,
-    Busy: 503,
-    ShuttingDown: 503,
-    StorageUnavailable: 503,
-}
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -95,7 +74,9 @@ class SidePortApp:
                 )
                 for verb in VERBS
             ]
-        self.asgi = Starlette(routes=routes)
+        self.asgi = Starlette(
+            routes=routes, exception_handlers={HTTPException: no_such_route, Exception: failed}
+        )
 
     # -- health ----------------------------------------------------------------
 
@@ -143,7 +124,7 @@ class SidePortApp:
             caller = caller_of(request, broker.services.access)
             caller.check(needs_of_verb(verb, arguments))
             broker.check_open()
-            result = await Admin(broker).carry_out(verb, arguments, caller.role)
+            result = await Admin(broker).carry_out(verb, arguments, caller)
         return Response(json_values.encode(result), media_type="application/json")
 
     # -- every request ---------------------------------------------------------
@@ -153,12 +134,12 @@ class SidePortApp:
 
         async def handle(request: Request) -> Response:
             if self._requests >= MOST_REQUESTS:
-                return _error(Busy(f"{MOST_REQUESTS} requests are in progress; try again"))
+                return refusal(Busy(f"{MOST_REQUESTS} requests are in progress; try again"))
             self._requests += 1
             try:
                 return await handler(request)
             except EscapementError as error:
-                return _error(error)
+                return refusal(error)
             finally:
                 self._requests -= 1
 
@@ -177,10 +158,3 @@ async def _body(request: Request) -> bytes:
 
 def _rendered(body: bytes, content_type: str) -> Response:
     return Response(body, headers={"content-type": content_type})
-
-
-def _error(error: EscapementError) -> Response:
-    status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 500)
-    body = {"error": error.code, "message": str(error), "retryable": error.retryable}
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(body, status, headers)

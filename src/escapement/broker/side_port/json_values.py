@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import json
 from base64 import b64decode, b64encode
+from math import isfinite
 from typing import Any, Final
 
 from escapement.errors import InvalidRequest
@@ -16,10 +17,12 @@ def decode(body: bytes) -> dict[str, Any]:
     """Return the arguments of a verb from the body of a request; an empty body has none.
 
     Raises:
-      InvalidRequest: if the body is not a JSON object.
+      InvalidRequest: if the body is not a JSON object, or has text that is not Unicode: half of a
+        surrogate pair.
     """
     try:
         found = json.loads(body or b"{}", object_hook=_unwrapped)
+        encode(found)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The body is not JSON: {error}.") from error
     if not isinstance(found, dict):
@@ -28,8 +31,21 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def encode(value: Any) -> bytes:
-    """Return a result of a verb as JSON."""
-    return json.dumps(value, default=_wrapped, ensure_ascii=False).encode()
+    """Return a result of a verb as JSON. JSON has no numbers such as NaN; they become text."""
+    try:
+        text = json.dumps(value, default=_wrapped, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), default=_wrapped, ensure_ascii=False)
+    return text.encode()
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with text in the place of infinite numbers, and of those that are NaN."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _unwrapped(found: dict[str, Any]) -> Any:

@@ -9,16 +9,14 @@ from typing import Any, Final
 
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.side_port.parameters import parameters_of
+from escapement.broker.side_port.refusals import STATUSES, Error
+from escapement.broker.side_port.schemas import Schemas
 
 PREFIX: Final = "/admin/v1"
-_ERROR: Final = {
-    "type": "object",
-    "properties": {
-        "error": {"type": "string", "description": "a code such as not_found"},
-        "message": {"type": "string"},
-        "retryable": {"type": "boolean"},
-    },
-    "required": ["error", "message", "retryable"],
+# The statuses of refused and failed requests, with the codes of their errors.
+_REFUSALS: Final = {
+    status: " or ".join(sorted(kind.code for kind, one in STATUSES.items() if one is status))
+    for status in sorted(set(STATUSES.values()))
 }
 
 
@@ -30,6 +28,8 @@ def path_of(verb: str) -> str:
 @cache
 def document() -> dict[str, Any]:
     """Return the OpenAPI document. It has a path for each verb."""
+    schemas = Schemas()
+    paths = {path_of(verb): {"post": _operation(verb, schemas)} for verb in VERBS}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -40,15 +40,17 @@ def document() -> dict[str, Any]:
                 "verb. Times and durations are milliseconds. Bytes are objects with base64 text."
             ),
         },
-        "paths": {path_of(verb): {"post": _operation(verb)} for verb in VERBS},
+        "paths": paths,
+        # A log without tokens needs none.
+        "security": [{}, {"token": []}],
         "components": {
-            "schemas": {"Error": _ERROR},
+            "schemas": schemas.components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(verb: str) -> dict[str, Any]:
+def _operation(verb: str, schemas: Schemas) -> dict[str, Any]:
     parameters = parameters_of(VERBS[verb])
     required = [one.name for one in parameters if one.required]
     body: dict[str, Any] = {
@@ -68,13 +70,14 @@ def _operation(verb: str) -> dict[str, Any]:
             "content": {"application/json": {"schema": body}},
         },
         "responses": {
-            "200": {
-                "description": "The result of the verb.",
-                "content": {"application/json": {"schema": {}}},
-            },
-            "default": {
-                "description": "The request was refused, or failed.",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+            "200": _response("The result of the verb.", schemas.of_result(VERBS[verb])),
+            **{
+                str(int(status)): _response(f"{status.phrase}: {codes}.", schemas.of(Error))
+                for status, codes in _REFUSALS.items()
             },
         },
     }
+
+
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from escapement.broker.side_port.schemas import BYTES
+
 _GIVEN: Final = "given"
 # The methods of Arguments that take an argument: the JSON schema, and whether it is required.
-_BYTES: Final = {
-    "type": "object",
-    "properties": {"base64": {"type": "string", "format": "byte"}},
-    "required": ["base64"],
-}
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": "integer", "minimum": 0}
 _NUMBERS: Final = {"type": "array", "items": _NUMBER}
@@ -30,7 +27,7 @@ _METHODS: Final[dict[str, tuple[dict[str, Any], bool]]] = {
     "optional_texts": ({"type": "array", "items": _TEXT, "minItems": 1}, False),
     "texts": ({"type": "array", "items": _TEXT, "minItems": 1}, True),
     "row_ids": (
-        {"type": "array", "items": {"oneOf": [{"type": "integer"}, _TEXT, _BYTES]}, "minItems": 1},
+        {"type": "array", "items": {"oneOf": [{"type": "integer"}, _TEXT, BYTES]}, "minItems": 1},
         True,
     ),
     "topic_name": (_TEXT, True),
@@ -40,9 +37,9 @@ _METHODS: Final[dict[str, tuple[dict[str, Any], bool]]] = {
     "optional_number": ({"type": "integer", "minimum": 1}, False),
     "optional_numbers": (_NUMBERS, False),
     "delivery_key": ({**_NUMBERS, "minItems": 2, "maxItems": 2}, False),
-    "blob": (_BYTES, True),
-    "optional_blob": (_BYTES, False),
-    "blob_or_none": (_BYTES, False),
+    "blob": (BYTES, True),
+    "optional_blob": (BYTES, False),
+    "blob_or_none": (BYTES, False),
     "flag": ({"type": "boolean"}, False),
     "choice": (_TEXT, False),
     "optional_choice": (_TEXT, False),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import trio
@@ -23,6 +23,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.tables.claim import Claim
 from escapement.broker.tables.claims import Claims
 from escapement.broker.tables.connections import Connections
+from escapement.broker.tables.listed_table import ListedTable
 from escapement.broker.tables.purging import Purging
 from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
@@ -223,9 +224,9 @@ class Database:
             f"{self.location} has no message table {name.name}; `escapement tables list` shows all"
         )
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[ListedTable]:
         """Return the state of each table, as plain values."""
-        rows: list[dict[str, Any]] = [
+        rows: list[ListedTable] = [
             {
                 "table": TableName.of(self.database, name).full,
                 "state": self._problem_of(name) or "ok",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import trio
@@ -15,6 +15,7 @@ import trio
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.tables.database import Database, Delivery
+from escapement.broker.tables.listed_table import ListedTable
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_subscription import SUBSCRIPTION
 from escapement.broker.topic.topic import Topic
@@ -164,7 +165,7 @@ class Tables:
         if found is not None:
             found.hint(table)
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[ListedTable]:
         """Return the state of each message table, as plain values."""
         return [row for database in self.databases.values() for row in database.listed()]
 

@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeVar
 
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.event_log import EventLog
+from escapement.identifier import quoted
 from escapement.storage.engine.mysql_errors import lacks_right, waits_for_lock
-from escapement.tables.identifier import quoted
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Problems:
 
     def note(self, work: Work, error: StorageError, table: str = "") -> None:
         """Note an error."""
-        error = self._explained(error)
+        error = self._explained(error, table)
         was_outage = self.is_outage
         errors = self._by_table.setdefault(table, {})
         is_new = work not in errors or (table, work) in self._unlogged
@@ -110,12 +110,13 @@ class Problems:
         self._logged_s[table, work] = self._clock_s()
         return True
 
-    def _explained(self, error: StorageError) -> StorageError:
+    def _explained(self, error: StorageError, table: str) -> StorageError:
         """Return an error with advice, if there is any."""
         if lacks_right(error):
+            where = f"{quoted(self._database)}.{quoted(table) if table else '*'}"
             return StorageError(
                 f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
-                f" {quoted(self._database)}.* TO this user."
+                f" {where} TO this user."
             )
         if waits_for_lock(error):
             return StorageError(

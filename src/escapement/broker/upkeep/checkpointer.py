@@ -150,6 +150,7 @@ class Checkpointer:
                     positions,
                     lineage,
                     self._index.forgotten_until_ms,
+                    dict(self._progress.finished),
                 )
             except BaseException:
                 self._index.abandon(index_checkpoint)

@@ -26,6 +26,7 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.passive_topics import PassiveTopics
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.checkpointer import FAR_MS
+from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageError
 from escapement.event_log import EventLog
@@ -52,12 +53,14 @@ class Compactor:
         index: DelayedIndex,
         registry: Registry,
         passive_topics: PassiveTopics,
+        progress: Progress,
         clock: Clock,
         run: Run,
     ) -> None:
         self._index = index
         self._registry = registry
         self._passive = passive_topics
+        self._progress = progress
         self._clock = clock
         self._run = run
         self._alone = trio.Lock()
@@ -170,12 +173,13 @@ class Compactor:
                         retention = topic.retention
                         named = (*retention.dead(low, high), *retention.outdated(low, high))
                         await self._run(_leave_out, compaction, topic_id, *named)
+            relied_on = dict(self._progress.finished)
             with one_error():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_give_up_when_cancelled, compaction)
                     await self._run(compaction.run)
                     nursery.cancel_scope.cancel()
-            await self._run(compaction.finish)
+            await self._run(compaction.finish, relied_on)
         except BaseException:
             self._index.abandon_compaction(compaction)
             raise

@@ -360,17 +360,18 @@ class Forgetter:
     # -- deletion --------------------------------------------------------------------
 
     async def _go(self, generation: Generation) -> None:
-        """Mark a retired generation, drop its tables, and delete its row and mark.
+        """Mark a retired generation, drop or empty its tables, and delete its row and mark.
 
         After a crash at any step, all of it can be repeated.
         """
         await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
         await self._reader.settled()
-        await step_by_step(
-            self._pipeline.transact,
-            lambda connection: forgetting.empty_step(self._engine, connection, generation),
-        )
-        await self._ask(forgetting.drop, generation)
+        if not await self._ask(forgetting.drop_at_once, self._engine, generation):
+            await step_by_step(
+                self._pipeline.transact,
+                lambda connection: forgetting.empty_step(self._engine, connection, generation),
+            )
+            await self._ask(forgetting.drop, generation)
         await self._pipeline.transact(lambda connection: forgetting.strike(connection, generation))
         self._log.forget(generation)
         _log.info(

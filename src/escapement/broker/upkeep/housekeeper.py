@@ -19,7 +19,7 @@ from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import Transact, step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
-from escapement.errors import StorageUnavailable
+from escapement.errors import MissingRight, StorageUnavailable
 from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.catalog import producers
@@ -74,6 +74,7 @@ class Housekeeper:
         self._parallelism = parallelism
         self._wants_next = wants_next
         self._rolling = trio.Lock()
+        self._lacks_tables = False  # whether the last attempt to begin a generation found none
         # When this work is due, by the monotonic clock: setting the wall clock back delays nothing.
         self._purge_at_ms = clock.lease_ms()
         self._forget_at_ms = clock.lease_ms() + _FORGETTING_MS
@@ -114,6 +115,7 @@ class Housekeeper:
 
         Raises:
           StorageUnavailable: if the new generation cannot be written; nothing changed.
+          MissingRight: if the broker may not create tables, and no table set fits.
         """
         async with self._rolling:
             if count != self._log.current.parallelism:
@@ -126,12 +128,21 @@ class Housekeeper:
     async def _roll(self) -> None:
         async with self._rolling:
             now_ms = self._clock.now_ms()
-            if should_roll(self._log.current, now_ms) or self._wants_next(now_ms):
+            if not (should_roll(self._log.current, now_ms) or self._wants_next(now_ms)):
+                return
+            try:
                 await self._begin_generation(self._parallelism)
+            except MissingRight as error:
+                if not self._lacks_tables:
+                    _log.warning(
+                        "log.no_table_set", "the log goes on in its present generation: %s", error
+                    )
+                self._lacks_tables = True
 
     async def _begin_generation(self, parallelism: int) -> None:
         now_ms = self._clock.now_ms()
         self._log.begin(*await self._run(self._prepare_generation, parallelism, now_ms))
+        self._lacks_tables = False
         current = self._log.current
         _log.info(
             "log.generation_begun",

@@ -14,6 +14,9 @@ class Progress:
     """The journal position of each lane, and the state that the next checkpoint must write."""
 
     positions: dict[int, JournalPosition]  # of the last applied group commit, by lane
+    # By lane, up to where acknowledgements are applied. During a recovery these are applied before
+    # the messages are in the index, so this is later than ``positions``.
+    finished: dict[int, JournalPosition]
     touched: set[int] = field(default_factory=set)  # ids of changed topics
     producers: dict[int, ProducerRow] = field(default_factory=dict)  # by producer id
     keyed: set[int] = field(default_factory=set)  # ids of topics that remember dedup keys

@@ -51,7 +51,7 @@ def add_grant(admin: AdminCommand, role: str, pattern: str, actions: list[str]) 
 @click.option("--role", help="List only the grants of this role.")
 @click.option("--within", metavar="PATTERN", help="List only grants that this pattern covers.")
 def list_grants(admin: AdminCommand, role: str | None, within: str | None) -> None:
-    """List the grants of all roles."""
+    """List the grants of all roles, on what your role may administer."""
     admin.ask("grants.list", _print, role=role, within=within)
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
+from escapement.cli.output.printable import printable
 from escapement.client.delivery import Row
 
 
 def print_payload(payload: bytes) -> None:
     """Print a payload unchanged; on a terminal, escape control characters."""
     if sys.stdout.isatty():
-        printable = (c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text(payload))
-        click.echo("".join(printable))
+        click.echo(printable(text(payload), keep="\t\n"))
     else:
         click.echo(payload)
 

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 import click
 from rich.cells import cell_len
 
+from escapement.cli.output.printable import printable
 from escapement.errors import NotFound
 from escapement.field import Field
 from escapement.tables.fields import decode_field, read_values
@@ -104,7 +105,7 @@ class RowPrinter:
         self, fields: Sequence[Field], rows: Sequence[_Cells], is_new: bool
     ) -> Iterator[str]:
         """Yield lines in which the columns have the width of their longest value so far."""
-        texts = [["NULL" if cell is None else _printable(cell) for cell in row] for row in rows]
+        texts = [["NULL" if cell is None else printable(cell) for cell in row] for row in rows]
         widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
         self._widths = widths if is_new else list(map(max, self._widths, widths))
         is_number = [_NUMBERS.fullmatch(field.type) is not None for field in fields]
@@ -127,13 +128,6 @@ def _text(field: Field, value: bytes | None) -> str | None:
 def _aligned(text: str, width: int, is_number: bool) -> str:
     padding = " " * (width - cell_len(text))
     return padding + text if is_number else text + padding
-
-
-def _printable(text: str) -> str:
-    """Return a text on one line, with escapes for control characters."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _csv_cell(text: str | None) -> str:

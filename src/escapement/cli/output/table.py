@@ -2,8 +2,8 @@
 
 The end of a field's name decides how its value is written: ``_at_ms`` and ``_until_ms`` are times,
 ``_in_ms`` is the rough time left, ``_ms`` is a duration, ``_bytes`` is a size. Columns are
-separated only by spaces. If the output is not a terminal, columns are never cut, so that programs
-can search it.
+separated only by spaces. Control characters are escaped. If the output is not a terminal, columns
+are never cut, so that programs can search it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from escapement.cli.output.printable import printable
 from escapement.durations import format as duration_text
 from escapement.storage.catalog.rule import FOREVER_MS
 
@@ -49,14 +50,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty:
         number = bool(values) and type(values[0]) in (int, float)
         table.add_column(_title(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(name, row[name])) for name in columns))
+        table.add_row(*(_cell(name, row[name]) for name in columns))
     to.print(table)
 
 
 def print_values(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
     """Print a table of values as they are, or the text ``empty`` if ``rows`` is empty.
 
-    Control characters are escaped. None is printed as ``-``.
+    None is printed as ``-``.
     """
     to = console()
     if not rows:
@@ -67,7 +68,7 @@ def print_values(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: s
         number = all(isinstance(row[at], int | float | None) for row in rows)
         table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("-" if value is None else _escaped(str(value))) for value in row))
+        table.add_row(*(Text("-" if value is None else printable(str(value))) for value in row))
     to.print(table)
 
 
@@ -81,12 +82,8 @@ def print_record(record: Mapping[str, Any]) -> None:
         stem = name.removesuffix("_bytes") + "_"
         if stem != name + "_" and any(other.startswith(stem) for other in record if other != name):
             title = name.replace("_", " ")  # keep the unit: another field begins like this one
-        table.add_row(title, Text(_cell(name, value)))
+        table.add_row(title, _cell(name, value))
     console().print(table)
-
-
-def _escaped(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _title(name: str) -> str:
@@ -95,7 +92,11 @@ def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any) -> Text:
+    return Text(printable(_in_words(name, value)))
+
+
+def _in_words(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):

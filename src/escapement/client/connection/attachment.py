@@ -23,6 +23,7 @@ import enum
 from abc import abstractmethod
 from copy import copy
 from math import inf
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -31,6 +32,9 @@ from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
 from escapement.protocol.commands import Command
+
+if TYPE_CHECKING:
+    from escapement.client.tracing.tracer import Tracer
 
 
 class State(enum.Enum):
@@ -54,6 +58,12 @@ class Attached(Attachment):
         self._room = Promise()  # settles when ``_full`` becomes False, or when it fails for good
         self._refusal: EscapementError | None = None  # the last retryable refusal
         self._retry = Retry()
+
+    @property
+    def _tracer(self) -> Tracer:
+        """The tracer of the client. Only producers and consumers that trace use it."""
+        assert self._line.tracer is not None
+        return self._line.tracer
 
     # -- for subclasses --------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from copy import copy
 from itertools import count
 from math import inf
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -30,6 +31,9 @@ from escapement.client.settings import Settings
 from escapement.errors import Disconnected, EscapementError, Unauthenticated
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
+
+if TYPE_CHECKING:
+    from escapement.client.tracing.tracer import Tracer
 
 Answer = Command | EscapementError
 
@@ -77,9 +81,11 @@ class Line:
         name: str,
         settings: Settings,
         token_source: TokenSource,
+        tracer: Tracer | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
+        self.tracer = tracer  # None if the client does not trace
         self.link: Link | None = None
         self.closed: EscapementError | None = None
         self._factory = factory

@@ -19,24 +19,23 @@ class Promise:
     def __init__(self) -> None:
         self.settled = False
         self._event: anyio.Event | None = None
-        self._then: Callable[[], None] | None = None
+        self._then: tuple[Callable[[], None], ...] = ()
 
     def settle(self) -> None:
         """Mark the event as happened, and wake all waiting tasks. A second call does nothing."""
         self.settled = True
         if self._event is not None:
             self._event.set()
-        if self._then is not None:
-            then, self._then = self._then, None
-            then()
+        then, self._then = self._then, ()
+        for act in then:
+            act()
 
     def then(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when this promise settles, or now. A promise has one such function."""
-        assert self._then is None, "a promise calls one function"
+        """Call ``act`` when this promise settles, after those of earlier calls, or now."""
         if self.settled:
             act()
         else:
-            self._then = act
+            self._then += (act,)
 
     async def wait(self) -> None:
         """Wait until the promise is settled."""

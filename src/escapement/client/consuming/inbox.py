@@ -592,6 +592,10 @@ class Inbox(Attached):
             if permits := self._buffer.grant_all():
                 self._allow(permits)
 
+    def _batch_type(self) -> type[Batch]:
+        """Return the class of the batches that this consumer delivers."""
+        return Batch
+
     def _deliver(self, command: wire.Deliver) -> None:
         link = self._line.link
         if self._state is not State.READY or link is None:
@@ -600,7 +604,7 @@ class Inbox(Attached):
         if self.fields is not None:
             messages = replace(messages, fields=self.fields)
         self._buffer.put(
-            Batch(
+            self._batch_type()(
                 self,
                 command.offsets,
                 command.due_ms,

@@ -145,7 +145,7 @@ class Producer(Attached):
         """
         message = self._prepare(value, delay, at, key, properties, priority, dedup, group, spread)
         if self._full:
-            await self._have_room()
+            await self._have_room_for(message)
         request, row = self._put(message, sequence)
         await request.wait()
         return receipt_of(self.topic, request, row)
@@ -179,7 +179,7 @@ class Producer(Attached):
         """
         message = self._prepare(value, delay, at, key, properties, priority, dedup, group, spread)
         if self._full:
-            await self._have_room()
+            await self._have_room_for(message)
         return Pending(self.topic, *self._put(message, sequence))
 
     def _prepare(
@@ -213,6 +213,10 @@ class Producer(Attached):
             NO_DIGEST if dedup is None else digest(dedup),
             delivery_times.span_ms(spread),
         )
+
+    async def _have_room_for(self, message: NewMessage) -> None:
+        """Wait until the outbox has room for a message. Raises the errors of ``_have_room``."""
+        await self._have_room()
 
     def _put(self, message: NewMessage, sequence: int | None) -> tuple[PublishRequest, int]:
         """Put a message into the outbox, without waiting. Raises the errors of ``submit``.

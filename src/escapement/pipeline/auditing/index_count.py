@@ -12,11 +12,12 @@ segments stay readable when the broker deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from escapement.errors import IndexDamaged, InvalidRequest
+from escapement.pipeline.selection import Span
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.keys import Keys, is_sorted, merge
 from escapement.storage.index.segments.block import BlockCache
@@ -63,6 +64,15 @@ class IndexCount:
                 continue  # a merge has replaced the manifest meanwhile
             return cls(directory, manifest, segments)
 
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def forgotten_until_ms(self) -> int:
+        """The time up to which finished messages may be missing; 0 without a manifest."""
+        return 0 if self._manifest is None else self._manifest.forgotten_until_ms
+
     def unchanged(self) -> bool:
         """Return whether the broker still has the same manifest. Raises ``IndexDamaged``."""
         return ManifestFile(self._directory, no_failpoint).current == self._manifest
@@ -84,13 +94,18 @@ class IndexCount:
         rows = journal.read(connection, bundle_id, after)
         return [key for row in rows for key in row.entry.rows]
 
-    def check(self) -> Iterator[str]:
-        """Read every block of the index, and yield a text about each defect."""
-        for segment in self._segments:
+    def check(self, tell: Callable[[str], None] = lambda text: None) -> Iterator[str]:
+        """Read every block of the index, and yield a text about each defect.
+
+        Args:
+          tell: called with a text about the progress, once for each segment.
+        """
+        for number, segment in enumerate(self._segments, 1):
+            tell(f"index segment {number} of {len(self._segments)}")
             try:
                 for run in range(len(segment.run_rows)):
                     keys = segment.key_block(run).keys
-                    if not is_sorted(*keys) or _ends(keys) != _said(segment, run):
+                    if not is_sorted(*keys) or _bounds(keys) != _said(segment, run):
                         yield (
                             f"{segment.path}: the keys of run {run} do not ascend, or do not match"
                             " the bounds in the directory of the segment"
@@ -100,22 +115,33 @@ class IndexCount:
             except IndexDamaged as error:
                 yield str(error)
 
-    def keys(self, topic_id: int) -> Keys:
-        """Return all keys of a topic, sorted, each once. Raises ``IndexDamaged``."""
-        return merge(
-            [
-                part.segment.key_block(run).keys
-                for part in self._segments.of(topic_id)
-                for run in part.runs
-            ]
-        )
+    def end_offset(self, topic_id: int) -> int:
+        """Return the offset after the topic's highest one in the index, by the directories."""
+        return max((part.offset_range[1] + 1 for part in self._segments.of(topic_id)), default=0)
+
+    def keys(self, topic_id: int, span: Span) -> Keys:
+        """Return the keys of a topic with offsets in a range, sorted, each once.
+
+        Raises ``IndexDamaged``.
+        """
+        found = []
+        for part in self._segments.of(topic_id):
+            segment = part.segment
+            for run in part.runs:
+                if span.meets(int(segment.low_offset[run]), int(segment.high_offset[run])):
+                    due_ms, offsets = segment.key_block(run).keys
+                    inside = (offsets >= span.low) & (offsets < span.high)
+                    found.append((due_ms[inside], offsets[inside]))
+        return merge(found)
 
 
-def _ends(keys: Keys) -> tuple[int, ...]:
+def _bounds(keys: Keys) -> tuple[int, ...]:
     due_ms, offsets = keys
-    return int(due_ms[0]), int(offsets[0]), int(due_ms[-1]), int(offsets[-1])
+    ends = (int(due_ms[0]), int(offsets[0]), int(due_ms[-1]), int(offsets[-1]))
+    return (*ends, int(offsets.min()), int(offsets.max()))
 
 
 def _said(segment: Segment, run: int) -> tuple[int, ...]:
-    columns = (segment.first_ms, segment.first_offset, segment.last_ms, segment.last_offset)
+    keys = (segment.first_ms, segment.first_offset, segment.last_ms, segment.last_offset)
+    columns = (*keys, segment.low_offset, segment.high_offset)
     return tuple(int(column[run]) for column in columns)

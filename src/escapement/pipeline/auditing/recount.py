@@ -23,11 +23,14 @@ from typing import Final
 
 import numpy as np
 
-from escapement.errors import LogDamaged, StorageError
+from escapement.errors import LogDamaged, NotFound, StorageError
 from escapement.message import Bools, Int64s
+from escapement.names import TopicName
+from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.selection import Span
 from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.pipeline.source.part import Moved
+from escapement.storage.catalog.catalog import find_topic
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import LogRow, RowHead
@@ -48,6 +51,9 @@ class Needs:
 
     statuses: MessageStatuses
     unindexed: OffsetSet  # messages in rows that the index does not have yet
+    # The index may lack finished messages that were due by this time. It may lie in the future, if
+    # the wall clock was set back.
+    forgotten_until_ms: int = 0
 
     def of(self, due_ms: Int64s, offsets: Int64s) -> Bools:
         """Return a mask of the messages that an index must have; bool[n].
@@ -69,7 +75,8 @@ class Needs:
             left &= one.covers(due_ms, offsets)
             left &= (offsets < one.record.fill_from) | (offsets >= one.record.fill_until)
             needed |= left
-        needed |= (due_ms > self.statuses.now_ms + _CLOCKS_APART_MS) & open_to
+        due_by_ms = max(self.statuses.now_ms + _CLOCKS_APART_MS, self.forgotten_until_ms)
+        needed |= (due_ms > due_by_ms) & open_to
         needed &= ~self.statuses.cancelled.contains(offsets)
         needed &= ~self.unindexed.contains(offsets)
         return needed
@@ -129,12 +136,12 @@ class Recount:
     messages: int = 0  # messages of the stretch in these rows
     needed: Digest = field(default_factory=Digest)  # of the messages that an index must have
     forgotten: bool = False  # whether rows vanished meanwhile, so that this result is invalid
-    findings: list[str] = field(default_factory=list)
+    findings: list[tuple[Kind, str]] = field(default_factory=list)
 
-    def note(self, what: str) -> None:
+    def note(self, kind: Kind, what: str) -> None:
         """Add a finding, or drop it if there are ``_MOST_FINDINGS`` already."""
         if len(self.findings) < _MOST_FINDINGS:
-            self.findings.append(what)
+            self.findings.append((kind, what))
 
 
 def recount(engine: Engine, stretch: Stretch) -> Recount:
@@ -153,7 +160,7 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
             _rows(log, connection, stretch, found)
             _moved(log, connection, stretch, found)
         except LogDamaged as error:
-            found.note(str(error))
+            found.note(Kind.LOG_ROWS, str(error))
         except StorageError as error:
             # The error may mean that the table of a generation was dropped.
             if type(error) is not StorageError:
@@ -161,8 +168,12 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
             if first_generation(Log.look(connection)) == stretch.generation:
                 raise
             found.forgotten = True
-        # If the log dropped a generation meanwhile, the findings may only show its missing rows.
-        if found.findings and first_generation(Log.look(connection)) != stretch.generation:
+        # If the log dropped a generation meanwhile, or frees the rows of the topic because it was
+        # deleted, the findings may only show its missing rows.
+        if found.findings and (
+            first_generation(Log.look(connection)) != stretch.generation
+            or not _exists(connection, stretch)
+        ):
             found.forgotten = True
         return found
 
@@ -170,6 +181,14 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
 def first_generation(log: Log) -> int:
     """Return the id of the log's oldest generation, or -1 if the log has no generation."""
     return log.generations[0].id if log.generations else -1
+
+
+def _exists(connection: Connection, stretch: Stretch) -> bool:
+    """Return whether the topic of the stretch has not been deleted."""
+    try:
+        return find_topic(connection, TopicName.parse(stretch.topic)).id == stretch.topic_id
+    except NotFound:
+        return False
 
 
 def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) -> None:
@@ -181,9 +200,9 @@ def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) ->
     for head in log.heads(connection, stretch.topic_id, at, end) if at < end else ():
         base = head.key.base_offset
         if base > at:
-            found.note(f"offsets {at} to {base - 1} are not in the log")
+            found.note(Kind.LOG_ORDER, f"offsets {at} to {base - 1} are not in the log")
         elif base < at and not first:
-            found.note(f"offsets {base} to {at - 1} are in the log twice")
+            found.note(Kind.LOG_ORDER, f"offsets {base} to {at - 1} are in the log twice")
         first = False
         at = max(at, base + head.key.message_count)
         some.append(head)
@@ -192,7 +211,7 @@ def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) ->
             some = []
     _contents(log, connection, stretch, some, found)
     if at < end:
-        found.note(f"offsets {at} to {end - 1} are not in the log")
+        found.note(Kind.LOG_ORDER, f"offsets {at} to {end - 1} are not in the log")
 
 
 def _contents(
@@ -207,7 +226,7 @@ def _contents(
                 del by_key[row.key]
     except LogDamaged as error:
         if len(by_key) == 1:
-            found.note(str(error))
+            found.note(Kind.LOG_ROWS, str(error))
             return
         for head in by_key.values():
             _contents(log, connection, stretch, [head], found)
@@ -221,8 +240,9 @@ def _content(row: LogRow, head: RowHead, stretch: Stretch, found: Recount) -> No
     bounds = (int(due_ms.min()), int(due_ms.max()), row.content.accepted_at_ms)
     if bounds != head[1:]:
         found.note(
+            Kind.LOG_ROWS,
             f"the row at offset {row.key.base_offset} has other times in its data than in its"
-            " columns"
+            " columns",
         )
     row.content.batch()
     inside = (offsets >= span.low) & (offsets < span.high)
@@ -257,4 +277,5 @@ def _moved(log: Log, connection: Connection, stretch: Stretch, found: Recount) -
             said[theirs] = there & (row.content.due_ms[at] == due_ms[theirs])
         sought = sought[looked:]
     for offset in offsets[~said][:_MOST_FINDINGS].tolist():
-        found.note(f"no row of the log has the current due time of offset {offset}")
+        text = f"no row of the log has the current due time of offset {offset}"
+        found.note(Kind.RESCHEDULED, text)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Literal
 
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
+
+TokenState = Literal["valid", "revoked", "expired"]
 
 _COLUMNS = "id, role, digest, created_at_ms, expires_at_ms, revoked_at_ms, used_at_ms"
 
@@ -33,8 +36,8 @@ class TokenRecord:
         expired = self.expires_at_ms is not None and self.expires_at_ms <= now_ms
         return self.revoked_at_ms is None and not expired
 
-    def state(self, now_ms: int) -> str:
-        """Return "valid", "revoked" or "expired"."""
+    def state(self, now_ms: int) -> TokenState:
+        """Return whether the token is valid, or why not."""
         if self.revoked_at_ms is not None:
             return "revoked"
         return "valid" if self.is_valid(now_ms) else "expired"

@@ -26,6 +26,7 @@ from typing import Any, Final
 from escapement.errors import StorageError
 from escapement.event_log import EventLog
 from escapement.storage.catalog.policy import Policy, SubscriptionPolicy, TopicPolicy
+from escapement.storage.engine import existing
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
@@ -91,8 +92,8 @@ def create_views(engine: Engine) -> None:
             _log.warning(
                 "database.views_missing",
                 "The views for SQL cannot be created, and the broker starts without them. If its"
-                " user has no right to create views, GRANT CREATE VIEW ON the database, and"
-                " restart the broker. The reason: %s",
+                " user has no right to create views, run `escapement migrate` with a user that"
+                " has, or GRANT CREATE VIEW ON the database and restart the broker. The reason: %s",
                 error,
             )
 
@@ -139,34 +140,30 @@ def definitions(kind: str) -> dict[str, str]:
     }
 
 
-def _create(engine: Engine, connection: Connection) -> None:
-    rows = connection.execute("SELECT name, checksum FROM created_views").rows
-    recorded: dict[str, str] = dict(rows)
-    there = _there(engine, connection)
+def pending(engine: Engine, connection: Connection) -> Iterator[list[str]]:
+    """Yield the SQL statements of each view that is missing or has an older definition."""
+    recorded: dict[str, str] = {}
+    if "created_views" in existing.tables(engine, connection):
+        recorded = dict(connection.execute("SELECT name, checksum FROM created_views").rows)
+    there = existing.views(engine, connection)
     for name, select in definitions(engine.kind).items():
         checksum = hashlib.sha256(select.encode()).hexdigest()
         if name in there and recorded.get(name) == checksum:
             continue
-        record = "REPLACE INTO created_views (name, checksum) VALUES (?, ?)"
         if engine.kind == "mysql":
-            # Each CREATE commits by itself. After a crash before the record, it is done again.
-            connection.execute(f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {name} AS {select}")
-            connection.execute(record, (name, checksum))
-            continue
+            creation = [f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {name} AS {select}"]
+        else:
+            creation = [f"DROP VIEW IF EXISTS {name}", f"CREATE VIEW {name} AS {select}"]
+        record = f"REPLACE INTO created_views (name, checksum) VALUES ('{name}', '{checksum}')"
+        yield [*creation, record]
+
+
+def _create(engine: Engine, connection: Connection) -> None:
+    for statements in pending(engine, connection):
+        # On MySQL each CREATE commits by itself. After a crash before the record, it is done again.
         with transaction(connection):
-            connection.execute(f"DROP VIEW IF EXISTS {name}")
-            connection.execute(f"CREATE VIEW {name} AS {select}")
-            connection.execute(record, (name, checksum))
-
-
-def _there(engine: Engine, connection: Connection) -> set[str]:
-    sql = (
-        "SELECT table_name FROM information_schema.tables"
-        " WHERE table_schema = DATABASE() AND table_type = 'VIEW'"
-    )
-    if engine.kind == "sqlite":
-        sql = "SELECT name FROM sqlite_master WHERE type = 'view'"
-    return {name for (name,) in connection.execute(sql).rows}
+            for statement in statements:
+                connection.execute(statement)
 
 
 def _select(tables: str, columns: dict[str, str]) -> str:

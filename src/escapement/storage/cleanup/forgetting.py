@@ -2,9 +2,11 @@
 
 A *generation* is a set of log tables that is dropped as a whole (storage/log/generation.py). Its
 deletion has three steps. First the owner of the lease marks it in the table ``removals``, and no
-reader uses it any more. Then its tables are dropped. Then its row in the table ``generations`` and
-the mark are deleted. The broker may crash after each step. Its next start continues the deletion of
-marked generations. Nobody needs the tables of a marked generation, so dropping them needs no lease.
+reader uses it any more. Then its tables are dropped. A broker without the right to do that, and one
+whose generation uses a table set (storage/log/table_sets.py), deletes all rows instead. Then the
+row in the table ``generations`` and the mark are deleted, and a table set is free again. The broker
+may crash after each step. Its next start continues the deletion of marked generations. Nobody needs
+the tables of a marked generation, so dropping them needs no lease.
 
 The broker's Forgetter decides which generations to delete. It relies on two facts. If no journal
 entry names a row of a generation, no start of the broker reads the generation. And for all topics
@@ -14,15 +16,25 @@ journal.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final, NamedTuple
 
+from escapement.errors import StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.existing import tables
+from escapement.storage.engine.mysql_errors import lacks_right
 from escapement.storage.journal import journal
+from escapement.storage.log import generation as catalog
+from escapement.storage.log import table_sets
 from escapement.storage.log.generation import Generation
+from escapement.storage.log.log_table import KEYS_AT_ONCE, bounded, keys_of_table
 
-# Limit of rows that one call of :func:`empty_step` deletes from each table.
+# Limit of rows that one call of :func:`empty_step` deletes on SQLite.
 _STEP_ROWS: Final = 64
+# Limit of the size of the rows that one call of :func:`empty_step` deletes on MySQL. Without it, a
+# transaction could have a gigabyte, and the server writes all of it to its undo and binary logs.
+_STEP_BYTES: Final = 16 << 20
 
 
 class Holding(NamedTuple):
@@ -88,40 +100,69 @@ def mark(connection: Connection, generation: Generation) -> None:
     removal.mark(connection, "generation", generation.id)
 
 
-def empty_step(engine: Engine, connection: Connection, generation: Generation) -> bool:
-    """Delete some rows of a marked generation before its tables are dropped, on SQLite only.
+def drop_at_once(connection: Connection, engine: Engine, generation: Generation) -> bool:
+    """Drop the tables of a marked generation, unless its rows must be deleted first.
 
     SQLite drops a table by freeing its pages one by one, and blocks all other writers meanwhile. So
     its rows are deleted first, in steps. MySQL drops a table quickly.
 
-    Runs inside the open transaction.
+    Runs outside of a transaction.
 
     Returns:
-      Whether rows were deleted. False means that the tables can be dropped.
+      Whether the tables are dropped. If not, call :func:`empty_step` until it returns False, and
+      then :func:`drop`.
     """
-    if engine.kind != "sqlite":
-        return False
+    return engine.kind != "sqlite" and drop(connection, generation)
+
+
+def empty_step(engine: Engine, connection: Connection, generation: Generation) -> bool:
+    """Delete some rows of a marked generation, inside the open transaction.
+
+    Returns:
+      Whether rows were deleted. False means that there are none left.
+    """
+    there = tables(engine, connection)  # a crash may have left only some of them
     return any(
-        connection.execute(
-            f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} LIMIT {_STEP_ROWS})"
-        ).affected
+        _delete_some(engine, connection, generation, table)
         for table in generation.tables
-        if _there(connection, table)
+        if table in there
     )
 
 
-def drop(connection: Connection, generation: Generation) -> None:
-    """Drop the tables of a marked generation that still exist, outside of a transaction."""
-    for table in generation.tables:
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
+def drop(connection: Connection, generation: Generation) -> bool:
+    """Drop the tables of a marked generation that still exist, outside of a transaction.
+
+    Returns:
+      Whether there are none left. Tables of a table set stay. So do those that the broker may not
+      drop: `escapement migrate` drops them later.
+    """
+    if generation.table_set:
+        return False
+    try:
+        for table in generation.tables:
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+    except StorageError as error:
+        if not lacks_right(error):
+            raise
+        return False
+    return True
 
 
 def strike(connection: Connection, generation: Generation) -> None:
-    """Delete the generation's row in ``generations`` and its mark, inside the open transaction."""
-    connection.execute("DELETE FROM generations WHERE id = ?", (generation.id,))
+    """Delete the generation's row in the catalog and its mark, inside the open transaction."""
+    table_sets.free(connection, generation)
+    catalog.strike(connection, generation)
     removal.done(connection, "generation", generation.id)
 
 
-def _there(connection: Connection, table: str) -> bool:
-    """Return whether a table exists in SQLite. A crash may have left only some of the tables."""
-    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).rows)
+def _delete_some(
+    engine: Engine, connection: Connection, generation: Generation, table: str
+) -> bool:
+    """Delete the first rows of a table. Return whether it had any."""
+    if engine.kind == "sqlite":
+        which = f"WHERE rowid IN (SELECT rowid FROM {table} LIMIT {_STEP_ROWS})"
+    else:
+        keys = islice(keys_of_table(connection, generation, table), KEYS_AT_ONCE)
+        count = len(next(bounded(keys, _STEP_BYTES), ()))
+        which = f"ORDER BY topic_id, base_offset LIMIT {count}"
+    return bool(connection.execute(f"DELETE FROM {table} {which}").affected)

@@ -26,7 +26,7 @@ _STEP_ROWS: Final = 64
 _STEP_BYTES: Final = 2 << 20
 # Tables with rows of a topic, without those of the log. Each has an index of ``topic_id`` and the
 # column given here.
-_OF_TOPICS: Final = {
+OF_TOPICS: Final = {
     "producers": "id",
     "dedup_keys": "part",
     "moves": "chunk",
@@ -57,7 +57,7 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     kind, id = found[0]
     if kind == "topic":
         log = {generation.table(id): "base_offset" for generation in generations}
-        tables = log | _OF_TOPICS
+        tables = log | OF_TOPICS
         more = any(_free(connection, table, "topic_id", tables[table], id) for table in tables)
         more = more or _free(connection, *_CHUNKS, cancellations_id(id))
     elif kind == "lag":

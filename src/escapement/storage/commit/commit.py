@@ -105,7 +105,7 @@ class CommitPipeline:
             Lane(
                 number,
                 journal_ends.get(number, START).seq,
-                writer=Writer(engine, lease, recorded),
+                writer=Writer(engine, lease, recorded, number, journal_ends.get(number, START)),
                 log=log,
                 clock=clock,
                 run=run,

@@ -29,6 +29,7 @@ from escapement.storage.engine.base import Connection, DuplicateKey, Engine, Tra
 from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import encode_entry
+from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.lease import Lease, Recorded, answer, as_owner, check, question
 from escapement.storage.log.log_table import insertion
 
@@ -38,10 +39,19 @@ _log = EventLog(__name__)
 class Writer:
     """The database connection of one lane. It is opened again whenever it was lost."""
 
-    def __init__(self, engine: Engine, lease: Lease, recorded: Recorded) -> None:
+    def __init__(
+        self, engine: Engine, lease: Lease, recorded: Recorded, lane: int, last: JournalPosition
+    ) -> None:
+        """Keep what a lane writes with, without connecting.
+
+        Args:
+          last: the position of the lane's last group commit.
+        """
         self._engine = engine
         self._lease = lease
         self._recorded = recorded
+        self._lane = lane
+        self._last = last
         self._connection: Connection | None = None
         # Id of the previous connection, which the server may still have open; 0: none.
         self._last_id = 0
@@ -53,7 +63,11 @@ class Writer:
     def connect(self) -> None:
         """Connect to the database, if not connected, and check that it accepts this owner's writes.
 
+        The server may have been replaced by a replica that is behind, or restored from a backup,
+        with the lease of this start. So also check that the database has the lane's last group.
+
         Raises:
+          LogDamaged: the database has lost the lane's last group.
           StorageUnavailable, StorageReadOnly, TransactionAborted: try again later.
           LeaseLost: another broker has the lease, so do not try again.
         """
@@ -79,6 +93,9 @@ class Writer:
         connection = self._engine.connect()
         try:
             self._recorded.enter(connection, self._last_id)
+            connection.snapshot()  # a checkpoint may trim the journal between two reads
+            journal.require(connection, self._lease.bundle_id, {self._lane: self._last})
+            connection.rollback()
         except BaseException as error:
             connection.close()
             if isinstance(error, OutcomeUnknown):
@@ -103,6 +120,7 @@ class Writer:
                 self._prepare(connection, group)
             self._insert(connection, group, [] if prepares else group.advances)
             connection.commit()
+            self._last = group.position
         except StorageUnavailable:
             self.disconnect()
             raise
@@ -188,6 +206,8 @@ class Writer:
                 f"entry {group.seq} of journal lane {group.lane} belongs to another group: "
                 "another process writes with this broker's epoch"
             )
+        if found is not None:
+            self._last = group.position
         return found is not None
 
     def disconnect(self) -> None:

@@ -38,6 +38,7 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.event_log import EventLog
+from escapement.identifier import quoted
 from escapement.storage.engine import mysql_errors
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import (
@@ -81,13 +82,14 @@ DIALECT: Final = Dialect(
     insert_ignore="INSERT IGNORE",
 )
 
-_SQL_MODE: Final = (
+# By this mode our SQL text means the same as on SQLite.
+SQL_MODE: Final = (
     "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,"
     "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT"
 )
 _SETTINGS: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    f"SET autocommit = 1, time_zone = '+00:00', sql_mode = '{_SQL_MODE}', "
+    f"SET autocommit = 1, time_zone = '+00:00', sql_mode = '{SQL_MODE}', "
     f"innodb_lock_wait_timeout = {ROW_LOCK_WAIT_S}, lock_wait_timeout = {TABLE_LOCK_WAIT_S}",
 )
 
@@ -150,7 +152,7 @@ class MysqlEngine:
         """Do nothing: the engine holds no resources."""
 
     def _create_database(self) -> None:
-        name = "`" + self._address.database.replace("`", "``") + "`"
+        name = quoted(self._address.database)
         try:
             with contextlib.closing(dial(self._address, None)) as wire:
                 wire.query(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4")
@@ -174,8 +176,9 @@ class MysqlEngine:
             )
         if code == mysql_errors.DATABASE_DENIED:
             return StorageError(
-                f"{self.location}: the user has no right to this database; GRANT ALL ON it "
-                f"(SELECT is enough to read), and CREATE it first if it is missing "
+                f"{self.location}: the user has no right to this database; GRANT SELECT ON "
+                f"{quoted(self._address.database)}.* TO it (the log of a broker also needs INSERT, "
+                f"UPDATE and DELETE), and CREATE the database first if it is missing "
                 f"({error.args[-1]})"
             )
         cause = getattr(error, "original_exception", None)

@@ -84,6 +84,14 @@ def lacks_right(error: StorageError) -> bool:
     return isinstance(error.__cause__, Exception) and number_of(error.__cause__) in RIGHT_DENIED
 
 
+def may_not(error: StorageError) -> bool:
+    """Return whether the user lacks a right for a statement: to its table, or to LOCK TABLES."""
+    cause = error.__cause__
+    return lacks_right(error) or (
+        isinstance(cause, Exception) and number_of(cause) == DATABASE_DENIED
+    )
+
+
 def waits_for_lock(error: StorageError) -> bool:
     """Return whether another session has kept a lock for too long."""
     cause = error.__cause__

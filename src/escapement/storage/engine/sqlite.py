@@ -26,7 +26,7 @@ import contextlib
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,8 @@ PAGE_SIZE_BYTES: Final = 16384
 WAL_CHECKPOINT_PAGES: Final = 2048
 # A WAL that has grown larger is cut to this size when SQLite begins to write it from the start.
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+# A copy of the database reports its progress each time it has copied this many pages: 16 MiB.
+_COPIED_PAGES: Final = 1024
 # The first version with memdb, the VFS that shares an in-memory database between connections.
 OLDEST_SQLITE: Final = (3, 36, 0)
 
@@ -115,6 +117,31 @@ class SqliteEngine:
                 connection.begin()
             except StorageReadOnly as error:
                 raise UnfitDatabase(f"{self.location} cannot be written: {error}") from error
+
+    def copy_to(self, target: Path, progress: Callable[[int, int], None]) -> None:
+        """Copy the present state of the database into an empty file; blocking.
+
+        Other connections may read and write meanwhile. One read transaction covers the whole copy,
+        for otherwise SQLite begins again whenever another connection writes. The write-ahead log
+        grows until the copy ends. The copy is a single file without such a log.
+
+        Args:
+          progress: called after each step with the bytes that are copied, and with their total.
+
+        Raises:
+          StorageUnavailable: if a file cannot be read or written.
+        """
+
+        def tell(_: int, remaining: int, total: int) -> None:
+            progress((total - remaining) * PAGE_SIZE_BYTES, total * PAGE_SIZE_BYTES)
+
+        where = f"copying {self.location} to {target}"
+        with contextlib.closing(self._open()) as raw, _in_our_words(where):
+            raw.execute("BEGIN")
+            raw.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+            with contextlib.closing(sqlite3.connect(target)) as copy:
+                raw.backup(copy, pages=_COPIED_PAGES, progress=tell)
+                copy.execute("PRAGMA journal_mode = DELETE").fetchall()
 
     def kill(self, connection_ids: Sequence[int]) -> None:
         """Do nothing: the lock of the data directory lets one broker at a time use the file."""

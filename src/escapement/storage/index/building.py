@@ -33,6 +33,11 @@ from escapement.storage.index.segments.writer import writing
 _SUFFIX: Final = ".rebuilding"
 
 
+def building_directory(index: Path) -> Path:
+    """Return the directory in which a rebuild of the index in ``index`` works."""
+    return index.with_name(index.name + _SUFFIX)
+
+
 class Building:
     """One index under construction. All methods block, because they access the disk."""
 
@@ -46,7 +51,7 @@ class Building:
           StorageError: if the new directory cannot be created.
         """
         self._index = index
-        self.directory = index.with_name(index.name + _SUFFIX)
+        self.directory = building_directory(index)
         self._last_number = 0
         rmtree(self.directory, ignore_errors=True)
         with writing(self.directory):
@@ -84,7 +89,9 @@ class Building:
                 path.rename(named)
                 sizes[named.name] = named.stat().st_size
             sync_directory(self.directory)
-            manifest = Manifest(log_identity, dict(positions), sizes, Lineage(base=base))
+            manifest = Manifest(
+                log_identity, dict(positions), sizes, Lineage(base=base), relied_on=positions
+            )
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
@@ -108,7 +115,7 @@ class Building:
             some = sorted(sizes, key=sizes.__getitem__)[: min(surplus + 1, limits.max_segments)]
             compaction = index.begin_compaction(some)
             wait(compaction.run)
-            compaction.finish()
+            compaction.finish({})
             index.install_compaction(compaction)
 
     def install(self) -> None:

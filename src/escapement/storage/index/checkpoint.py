@@ -36,6 +36,7 @@ from escapement.storage.index.segments.manifest import (
     Manifest,
     ManifestFile,
     Position,
+    latest,
 )
 from escapement.storage.index.segments.segment import Segment
 from escapement.storage.index.segments.writer import SegmentWriter, writing
@@ -215,6 +216,7 @@ class Checkpoint:
         positions: Mapping[int, Position],
         lineage: Lineage,
         forgotten_until_ms: int = 0,
+        relied_on: Mapping[int, Position] | None = None,
     ) -> None:
         """Make the segment and a manifest that names it durable; blocking.
 
@@ -226,6 +228,8 @@ class Checkpoint:
             checkpoint began.
           lineage: which checkpoint this is, for the manifest.
           forgotten_until_ms: all messages that were not live were due by this time.
+          relied_on: for each lane, its position when the last message was found not to be live;
+            None if that is ``positions``.
 
         Raises:
           StorageError: if writing to the disk fails. Abandon the checkpoint then.
@@ -239,6 +243,7 @@ class Checkpoint:
                     {**(old.segments if old else {}), **added},
                     lineage,
                     max(forgotten_until_ms, old.forgotten_until_ms if old else 0),
+                    latest(relied_on or positions, old.relied_on if old else {}),
                 ),
                 self._name,
             )

@@ -107,6 +107,14 @@ def ends(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
     return found
 
 
+def last_epoch(connection: Connection, bundle_id: int) -> int:
+    """Return the highest epoch in a bundle's journal, or 0 if it is empty. Decodes no entry."""
+    found = connection.execute(
+        "SELECT MAX(epoch) FROM journal WHERE bundle_id = ?", (bundle_id,)
+    ).rows[0][0]
+    return found or 0
+
+
 def trims(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
     """Return the last position that was deleted from each lane, by lane."""
     rows = connection.execute(
@@ -146,6 +154,26 @@ def knows(connection: Connection, bundle_id: int, lane: int, position: JournalPo
     if position.seq <= trimmed.seq:
         return position == trimmed
     return find(connection, bundle_id, lane, position.seq) == position.group_id
+
+
+def require(
+    connection: Connection, bundle_id: int, positions: Mapping[int, JournalPosition]
+) -> None:
+    """Check, inside the open transaction, that the database knows a position of each lane.
+
+    Args:
+      positions: by lane, the position of a group commit that was durable.
+
+    Raises:
+      LogDamaged: if the database has lost one of these group commits.
+    """
+    for lane, position in positions.items():
+        if not knows(connection, bundle_id, lane, position):
+            raise LogDamaged(
+                f"the database has lost group commit {position.seq} of lane {lane}, which it had"
+                " confirmed: it was restored from a backup, or replaced by a replica that was"
+                " behind. Start the broker again; it goes on with what the database has"
+            )
 
 
 def trim_step(

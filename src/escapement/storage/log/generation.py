@@ -1,23 +1,27 @@
 """A generation of the log: a set of tables that is created, filled and dropped as a whole.
 
-A generation has ``parallelism`` tables with the names ``log_<generation>_<shard>``. The rows of a
-topic are in the shard ``topic_id % parallelism``. New rows go into the newest generation, which
-ends when it is large enough or the UTC day ends. A change of parallelism takes effect with the next
-generation. This module owns the table ``generations``, the *catalog* of the generations, which has
-a row for each.
+A generation has ``parallelism`` tables with the names ``log_<generation>_<shard>``. If the broker
+may not create tables, they are those of a *table set* instead, which was created ahead
+(storage/log/table_sets.py). The rows of a topic are in the shard ``topic_id % parallelism``. New
+rows go into the newest generation, which ends when it is large enough or the UTC day ends. A change
+of parallelism takes effect with the next generation. This module owns the table ``generations``,
+the *catalog* of the generations, which has a row for each.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Connection, Dialect, Engine
+from escapement.storage.engine.existing import tables
 
 # A generation ends at this size. It is so large that readers have few generations to search, and so
 # small that dropping one frees space in reasonable steps.
 GENERATION_SIZE_BYTES: Final = 8 << 30
 DAY_MS: Final = 86_400_000
+_TABLE: Final = re.compile(r"log_(set_)?[0-9]+_[0-9]+")
 
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS {table} (
@@ -47,9 +51,27 @@ class Generation:
     parallelism: int
     created_at_ms: int
     size_bytes: int
+    table_set: int = 0  # the table set that the generation uses; 0 if it has tables of its own
 
     def table(self, topic_id: int) -> str:
-        return f"log_{self.id}_{topic_id % self.parallelism}"
+        shard = topic_id % self.parallelism
+        return set_table(self.table_set, shard) if self.table_set else f"log_{self.id}_{shard}"
+
+    @property
+    def guard(self) -> str:
+        """SQL to append to the WHERE of a query for a range of rows: " AND ...", or "".
+
+        A later generation may use the same table set. A reader beside the broker that still has
+        this generation in its list then finds no rows, as if they had been deleted. The server
+        looks at the rows and at the user of the set at the same moment. A query for rows by their
+        keys needs no guard, because keys are never used again.
+        """
+        if not self.table_set:
+            return ""
+        return (
+            f" AND EXISTS (SELECT 1 FROM table_sets WHERE id = {self.table_set}"
+            f" AND generation = {self.id})"
+        )
 
     @property
     def tables(self) -> list[str]:
@@ -72,9 +94,18 @@ def create(engine: Engine, connection: Connection, new: Generation) -> None:
 
     Call this outside of a transaction. It can be repeated after a failure.
     """
-    words = engine.dialect
     for table in new.tables:
-        connection.execute(_CREATE.format(table=table, blob=words.blob, table_end=words.table_end))
+        connection.execute(creation(engine.dialect, table))
+
+
+def creation(dialect: Dialect, table: str) -> str:
+    """Return the CREATE TABLE of a table of the log."""
+    return _CREATE.format(table=table, blob=dialect.blob, table_end=dialect.table_end)
+
+
+def set_table(table_set: int, shard: int) -> str:
+    """Return the name of a table of a table set."""
+    return f"log_set_{table_set}_{shard}"
 
 
 def enter(connection: Connection, new: Generation) -> None:
@@ -85,9 +116,20 @@ def enter(connection: Connection, new: Generation) -> None:
     )
 
 
+def strike(connection: Connection, old: Generation) -> None:
+    """Delete a generation from the catalog of generations, inside the open transaction."""
+    connection.execute("DELETE FROM generations WHERE id = ?", (old.id,))
+
+
 def read_generations(connection: Connection) -> list[Generation]:
     """Return all generations in the catalog, oldest first, including those being dropped."""
     rows = connection.execute(
-        "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
+        "SELECT g.id, g.parallelism, g.created_at_ms, g.size_bytes, COALESCE(s.id, 0)"
+        " FROM generations g LEFT JOIN table_sets s ON s.generation = g.id ORDER BY g.id"
     ).rows
     return [Generation(*row) for row in rows]
+
+
+def existing_tables(engine: Engine, connection: Connection) -> set[str]:
+    """Return the names of all log tables in the database, whatever the catalog says."""
+    return {name for name in tables(engine, connection) if _TABLE.fullmatch(name)}

@@ -1,10 +1,10 @@
 """The generations of a log: which exist, how the next one begins, and how the oldest is dropped.
 
 A *generation* is a set of tables (storage/log/generation.py). New rows go into the *current* one,
-the newest. A generation that is *going* has no new readers, and its tables are being dropped. A
-mark in the table ``removals`` makes the next start of the broker continue this. The collections of
-generations here are tuples that are replaced and never changed. So a reader keeps the generations
-that it began with.
+the newest. A generation that is *going* has no new readers, and its tables are being dropped, or
+emptied if they belong to a table set. A mark in the table ``removals`` makes the next start of the
+broker continue this. The collections of generations here are tuples that are replaced and never
+changed. So a reader keeps the generations that it began with.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from typing import Self, TypeVar
 from escapement.errors import NotFound, StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.mysql_errors import lacks_right
 from escapement.storage.lease import Lease, as_owner
-from escapement.storage.log.generation import Generation, create, enter, read_generations
+from escapement.storage.log import table_sets
+from escapement.storage.log.generation import (
+    Generation,
+    create,
+    enter,
+    read_generations,
+    strike,
+)
 
 T = TypeVar("T")
 
@@ -43,8 +51,7 @@ class Generations:
         if not generations:
             found = gone
             new = Generation(found[-1].id + 1 if found else 1, parallelism, now_ms, 0)
-            _make(engine, connection, lease, new)
-            generations = [new]
+            generations = [_make(engine, connection, lease, new)]
         return cls(generations, gone)
 
     @classmethod
@@ -59,8 +66,8 @@ class Generations:
     def reading(cls, connection: Connection, read: Callable[[Self], T]) -> T:
         """Load the generations, call ``read`` with them, and return its result.
 
-        If the oldest generation is dropped meanwhile, which makes ``read`` fail, load them and call
-        it again. This is for readers other than the broker, outside of a snapshot.
+        If the oldest generation is deleted meanwhile, load them and call it again. This is for
+        readers other than the broker, outside of a snapshot.
 
         Raises:
           NotFound: if the log has no generation.
@@ -69,9 +76,15 @@ class Generations:
         now = cls.look(connection)
         while True:
             try:
-                return read(now)
+                found = read(now)
             except StorageError as error:
                 now = now.looked_again(connection, error)
+                continue
+            # The rows of a generation whose tables are not dropped vanish without an error.
+            again = cls.look(connection)
+            if again.generations[0].id == now.generations[0].id:
+                return found
+            now = again
 
     def looked_again(self, connection: Connection, error: StorageError) -> Self:
         """Load the generations again, after a read failed because the oldest was dropped.
@@ -129,8 +142,7 @@ class Generations:
         given_up = [one for one in there if one.id > self.current.id]
         last_id = max(self.current.id, there[-1].id if there else 0)
         generation = Generation(last_id + 1, parallelism, now_ms, 0)
-        _make(engine, connection, lease, generation, given_up)
-        return generation, given_up
+        return _make(engine, connection, lease, generation, given_up), given_up
 
     def begin(self, generation: Generation, given_up: Sequence[Generation] = ()) -> None:
         """Make a generation the current one, for group commits that begin from now on.
@@ -169,19 +181,35 @@ def _make(
     lease: Lease,
     new: Generation,
     given_up: Sequence[Generation] = (),
-) -> None:
+) -> Generation:
     """Create a generation: mark it as going, create its tables, and remove the mark.
+
+    If the broker may not create tables, the generation takes a free table set.
 
     Args:
       given_up: incomplete generations to mark as going, too.
 
     Raises:
       LeaseLost: if another broker has taken the lease.
+      MissingRight: if the broker may not create tables, and no table set is free.
     """
     with as_owner(engine, connection, lease):
         for one in (*given_up, new):
             removal.mark(connection, "generation", one.id)
         enter(connection, new)
-    create(engine, connection, new)
+    try:
+        create(engine, connection, new)
+    except StorageError as error:
+        if not lacks_right(error):
+            raise
+        with as_owner(engine, connection, lease):
+            table_set = table_sets.take(connection, new)
+            removal.done(connection, "generation", new.id)
+            if table_set is None:
+                strike(connection, new)
+        if table_set is None:
+            raise table_sets.none_free(new.parallelism, error) from error
+        return replace(new, table_set=table_set)
     with as_owner(engine, connection, lease):
         removal.done(connection, "generation", new.id)
+    return new

@@ -199,7 +199,8 @@ class Log(Generations):
         for generation in reversed(self._generations):
             rows = connection.execute(
                 f"SELECT base_offset + message_count FROM {generation.table(topic_id)}"
-                " WHERE topic_id = ? AND base_offset >= 0 ORDER BY base_offset DESC LIMIT 1",
+                f" WHERE topic_id = ? AND base_offset >= 0{generation.guard}"
+                " ORDER BY base_offset DESC LIMIT 1",
                 (topic_id,),
             ).rows
             if rows:

@@ -136,7 +136,7 @@ def heads(
 
     These are the rows with base offsets in ``[low, until)``.
     """
-    which = ("topic_id = ? AND base_offset < ?", (topic_id, until))
+    which = (f"topic_id = ? AND base_offset < ?{generation.guard}", (topic_id, until))
     table = generation.table(topic_id)
     for row in pages(connection, table, ["base_offset"], _HEAD, KEYS_AT_ONCE, (low - 1,), *which):
         yield _head(generation, topic_id, row)
@@ -174,7 +174,7 @@ def heads_from_last_to(
     rows = connection.execute(
         f"SELECT {_HEAD} FROM {table}"
         f" WHERE topic_id = ? AND base_offset >= (SELECT MAX(base_offset) FROM {table}"
-        " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?)"
+        f" WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?){generation.guard}"
         f" ORDER BY base_offset LIMIT {most}",
         (topic_id, topic_id, offset),
     ).rows
@@ -193,7 +193,8 @@ def last_row_to(
     """
     rows = connection.execute(
         f"SELECT {_KEY}, data FROM {generation.table(topic_id)}"
-        " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ? ORDER BY base_offset DESC LIMIT 1",
+        f" WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?{generation.guard}"
+        " ORDER BY base_offset DESC LIMIT 1",
         (topic_id, offset),
     ).rows
     for *row, data in rows:
@@ -217,12 +218,15 @@ def outermost_base(
       low: leave out base offsets below this.
       high: leave out base offsets above this.
     """
-    found = connection.execute(
-        f"SELECT {which}(base_offset) FROM {generation.table(topic_id)}"
-        " WHERE topic_id = ? AND base_offset BETWEEN ? AND ?",
+    # With the guard, MIN or MAX would read all rows of the range.
+    order = "ASC" if which == "MIN" else "DESC"
+    rows = connection.execute(
+        f"SELECT base_offset FROM {generation.table(topic_id)}"
+        f" WHERE topic_id = ? AND base_offset BETWEEN ? AND ?{generation.guard}"
+        f" ORDER BY base_offset {order} LIMIT 1",
         (topic_id, low, high),
-    ).rows[0][0]
-    return None if found is None else int(found)
+    ).rows
+    return int(rows[0][0]) if rows else None
 
 
 def row_from(
@@ -237,7 +241,7 @@ def row_from(
     rows = connection.execute(
         "SELECT base_offset, base_offset + message_count, accepted_at_ms"
         f" FROM {generation.table(topic_id)}"
-        " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
+        f" WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?{generation.guard}"
         " ORDER BY base_offset LIMIT 1",
         (topic_id, low, until),
     ).rows
@@ -250,7 +254,8 @@ def keys_of_table(connection: Connection, generation: Generation, table: str) ->
     while True:
         rows = connection.execute(
             f"SELECT {_KEY} FROM {table}"
-            f" WHERE topic_id > ? ORDER BY topic_id, base_offset LIMIT {KEYS_AT_ONCE}",
+            f" WHERE topic_id > ?{generation.guard}"
+            f" ORDER BY topic_id, base_offset LIMIT {KEYS_AT_ONCE}",
             (topic_id,),
         ).rows
         for row in rows:

@@ -148,11 +148,15 @@ def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Chec
 
     Raises:
       LeaseLost: another broker has taken the lease. Nothing was written after that.
+      LogDamaged: the database has lost a group commit of ``trims``, so the state is newer than the
+        log. Nothing was written.
       TransactionAborted, StorageUnavailable: write the checkpoint again.
     """
 
-    for step in _steps(_changes(lease.bundle_id, checkpoint)):
+    for number, step in enumerate(_steps(_changes(lease.bundle_id, checkpoint))):
         with as_owner(engine, connection, lease):
+            if number == 0:
+                journal.require(connection, lease.bundle_id, checkpoint.trims)
             for sql, changes in groupby(step, key=lambda change: change[0]):
                 connection.execute_many(sql, [params for _, params in changes])
     more = True

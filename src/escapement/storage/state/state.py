@@ -103,20 +103,21 @@ def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
     If so, the index and the journal entries after it have all messages together. It may not be used
     if it belongs to another log, if the database was restored from a backup, or if another broker
     has written a checkpoint since. That broker may have filled in messages from the log, which then
-    are only in its own index and in no journal entry.
+    are only in its own index and in no journal entry. A restored database may have all messages of
+    the index, and yet lack acknowledgements because of which the index left out messages.
     """
     if manifest.log_identity != log_identity(connection).hex():
         return False
     if not manifest.lineage.goes_with(_read_mark(connection, bundle_id)):
         return False
-    positions = {lane: JournalPosition(*at) for lane, at in manifest.positions.items()}
     for lane, trimmed in journal.trims(connection, bundle_id).items():
-        if trimmed.seq and lane not in positions:
+        if trimmed.seq and lane not in manifest.positions:
             return False
     return all(
-        journal.knows(connection, bundle_id, lane, position)
-        for lane, position in positions.items()
-        if position.seq
+        journal.knows(connection, bundle_id, lane, JournalPosition(*at))
+        for positions in (manifest.positions, manifest.relied_on)
+        for lane, at in positions.items()
+        if at[0]
     )
 
 

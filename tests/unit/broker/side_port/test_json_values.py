@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -38,3 +39,12 @@ def test_any_body_is_an_object_or_an_invalid_request(body: bytes) -> None:
     except InvalidRequest:
         return
     assert isinstance(found, dict)
+
+
+def test_numbers_that_json_does_not_have_become_text() -> None:
+    """O4: a property of a message cannot make an answer unreadable."""
+    found = json.loads(
+        encode({"a": [float("nan"), 1.5], "b": {"c": float("-inf")}, "d": b"x"}),
+        parse_constant=pytest.fail,
+    )
+    assert found == {"a": ["nan", 1.5], "b": {"c": "-inf"}, "d": {"base64": "eA=="}}

@@ -226,7 +226,7 @@ class RandomIndexWorkload(RuleBasedStateMachine):
         assert compaction is not None
         before = self.index.segment_count
         compaction.run_here()
-        compaction.finish()
+        compaction.finish({})
         self.index.install_compaction(compaction)
         assert self.index.segment_count <= before - len(compaction.inputs) + 1
 

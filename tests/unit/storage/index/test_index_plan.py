@@ -96,7 +96,7 @@ def test_plan_reads_its_entries_after_a_checkpoint_and_a_compaction(
     compaction = index.begin_compaction(list(index.manifest.segments if index.manifest else ()))
     compaction.exclude(1, offsets)
     compaction.run_here()
-    compaction.finish()
+    compaction.finish({})
     replaced = [weakref.ref(segment) for segment in compaction.inputs]
     index.install_compaction(compaction)
     compaction.let_go()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -43,6 +43,8 @@ from escapement.storage.index.segments.manifest import (
     Failpoint,
     Manifest,
     ManifestFile,
+    Position,
+    latest,
     no_failpoint,
 )
 from escapement.storage.index.segments.segment import Segment, TopicSlice
@@ -300,10 +302,14 @@ class Compaction:
         """Whether ``run`` has succeeded."""
         return self._rows is not None
 
-    def finish(self) -> None:
+    def finish(self, relied_on: Mapping[int, Position]) -> None:
         """Write a durable manifest that names the output, then delete the inputs; blocking.
 
         If no message is kept, there is no output file, and the manifest only loses the inputs.
+
+        Args:
+          relied_on: for each lane (a writer of the log), its position in the journal when the last
+            obsolete message was named.
 
         Raises:
           StorageError: if writing to the disk fails.
@@ -320,7 +326,12 @@ class Compaction:
             assert gone <= old.segments.keys()
             kept = {name: size for name, size in old.segments.items() if name not in gone}
             until_ms = max(old.forgotten_until_ms, self._due_until_ms)
-            return replace(old, segments={**kept, **added}, forgotten_until_ms=until_ms)
+            return replace(
+                old,
+                segments={**kept, **added},
+                forgotten_until_ms=until_ms,
+                relied_on=latest(old.relied_on, relied_on),
+            )
 
         with writing(self._output):
             self._manifest.update(change, self._name)

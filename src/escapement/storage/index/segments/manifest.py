@@ -1,14 +1,15 @@
 """The manifest: a file that names the segments of the index, and their position in the journal.
 
 The journal in the database has a sequence of entries for each *lane* (a writer of the log). The
-manifest says up to which entry of each lane the segments have all messages. The file is replaced
+manifest says up to which entry of each lane the segments have all messages. It also says on which
+later entries it relies: the segments lack messages that were finished by then. The file is replaced
 atomically (written under another name, fsynced, renamed, the directory fsynced), so the index on
 disk has no intermediate states. It is a line with a checksum and a JSON object:
 
     escapement index manifest 1 <crc-32>
     {"log": ..., "mark": [incarnation, number], "base": [incarnation, number],
      "positions": {lane: [seq, group]}, "segments": {name: size_bytes},
-     "forgotten_until_ms": ms}
+     "relied_on": {lane: [seq, group]}, "forgotten_until_ms": ms}
 
 A *mark* names a checkpoint. The manifest has the mark of the checkpoint that wrote the index. Its
 *base* is the last checkpoint that the database named when the broker that wrote the index started.
@@ -24,7 +25,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -95,6 +96,10 @@ class Manifest:
     # Messages due by this time may be missing because they were finished. The time may lie in the
     # future, if the wall clock was set back.
     forgotten_until_ms: int = 0
+    # For each lane, the position in its journal up to which acknowledgements, cancellations and
+    # changed due times may be the reason why a message is missing. A database without this entry
+    # was restored to an earlier state, in which the message may still be pending.
+    relied_on: Mapping[int, Position] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         body = json.dumps(
@@ -102,8 +107,9 @@ class Manifest:
                 "log": self.log_identity,
                 "mark": self.lineage.mark,
                 "base": self.lineage.base,
-                "positions": {str(k): [s, g.hex()] for k, (s, g) in self.positions.items()},
+                "positions": _plain(self.positions),
                 "segments": dict(self.segments),
+                "relied_on": _plain(self.relied_on),
                 "forgotten_until_ms": self.forgotten_until_ms,
             },
             indent=1,
@@ -125,18 +131,27 @@ class Manifest:
             raise IndexDamaged(f"{where}: fails its checksum, or has an unknown version")
         try:
             fields = json.loads(data[line.end() :])
-            positions = {
-                int(lane): (int(seq), bytes.fromhex(group))
-                for lane, (seq, group) in fields["positions"].items()
-            }
+            positions, relied_on = (
+                {int(n): (int(seq), bytes.fromhex(group)) for n, (seq, group) in field.items()}
+                for field in (fields["positions"], fields["relied_on"])
+            )
             segments = {str(name): int(size) for name, size in fields["segments"].items()}
             lineage = Lineage(_mark(fields["mark"]), _mark(fields["base"]))
             until_ms = int(fields["forgotten_until_ms"])
-            return cls(str(fields["log"]), positions, segments, lineage, until_ms)
+            return cls(str(fields["log"]), positions, segments, lineage, until_ms, relied_on)
         except (ArithmeticError, AttributeError, LookupError, RecursionError) as error:
             raise IndexDamaged(f"{where}: {error!r}") from error
         except (TypeError, ValueError) as error:
             raise IndexDamaged(f"{where}: {error!r}") from error
+
+
+def latest(some: Mapping[int, Position], others: Mapping[int, Position]) -> dict[int, Position]:
+    """Return the later one of two positions for each lane."""
+    return {n: max(one[n] for one in (some, others) if n in one) for n in {*some, *others}}
+
+
+def _plain(positions: Mapping[int, Position]) -> dict[str, tuple[int, str]]:
+    return {str(lane): (seq, group.hex()) for lane, (seq, group) in positions.items()}
 
 
 def _mark(field: Any) -> Mark | None:

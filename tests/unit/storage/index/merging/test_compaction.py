@@ -26,7 +26,7 @@ from support.storage.index_samples import (
 
 def run_and_finish(compaction: Compaction) -> None:
     compaction.run_here()
-    compaction.finish()
+    compaction.finish({})
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -68,9 +68,9 @@ def test_compaction_during_a_checkpoint_replaces_only_its_inputs(
     everything = content(index)
     if checkpoint_first:
         checkpoint.finish("log", {0: (100, b"b")}, Lineage())
-        compaction.finish()
+        compaction.finish({})
     else:
-        compaction.finish()
+        compaction.finish({})
         checkpoint.finish("log", {0: (100, b"b")}, Lineage())
     index.install(checkpoint)
     index.install_compaction(compaction)
@@ -105,7 +105,7 @@ def test_a_large_compaction_runs_in_a_child_process(tmp_path: Path, far_ms: int)
         piece = np.arange(first, first + 1000)
         compaction.exclude(1, piece[piece % 10 != 0])
     compaction.run()
-    compaction.finish()
+    compaction.finish({})
     index.install_compaction(compaction)
     due_ms, offsets = DelayedIndex.open(tmp_path).plan(1, KEY_MIN, KEY_MAX, 10**6).read()
     assert sorted(offsets.tolist()) == list(range(0, 24_000, 10))
@@ -157,7 +157,7 @@ def test_excluded_messages_are_kept_until_they_are_due(tmp_path: Path) -> None:
     compaction = index.begin_compaction([s.name for s in tmp_path.glob("*.segment")], 6)
     compaction.exclude(1, np.arange(20))
     compaction.run_here()
-    compaction.finish()
+    compaction.finish({})
     index.install_compaction(compaction)
     due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 1000).read()
     assert set(due_ms.tolist()) == {7}
@@ -177,7 +177,7 @@ def test_compaction_keeps_one_key_or_none_of_an_outdated_message(tmp_path: Path)
     compaction.outdate(1, np.array([2, 3, 4, 11]), np.array([5, 7, -1, 9]))
     compaction.outdate(1, np.array([12]), np.array([-1]))
     compaction.run_here()
-    compaction.finish()
+    compaction.finish({})
     index.install_compaction(compaction)
     due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 1000).read()
     found: dict[int, list[int]] = {}
@@ -212,6 +212,6 @@ def test_dropped_topic_leaves_memory_at_once_and_the_disk_when_merged(tmp_path: 
     compaction = index.begin_compaction(list(index.manifest.segments))
     assert [each.topic_id for each in compaction.ranges()] == [2]
     compaction.run()
-    compaction.finish()
+    compaction.finish({})
     index.install_compaction(compaction)
     assert DelayedIndex.open(tmp_path).topics() == {2}

@@ -28,9 +28,10 @@ def test_index_matches_the_state_that_its_writer_started_from() -> None:
     assert not Lineage(None, None).goes_with(OTHER)
 
 
-def test_manifest_stores_its_lineage() -> None:
+def test_manifest_stores_its_lineage_and_positions() -> None:
     for lineage in (Lineage(), Lineage(MINE), Lineage(None, OTHER), Lineage(MINE, OTHER)):
-        manifest = Manifest("log", {0: (1, b"g")}, {}, lineage)
+        relied_on = {0: (2, b"h"), 1: (9, b"i")}
+        manifest = Manifest("log", {0: (1, b"g")}, {}, lineage, relied_on=relied_on)
         assert Manifest.decode(manifest.encode(), "here") == manifest
 
 

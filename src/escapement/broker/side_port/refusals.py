@@ -1,0 +1,78 @@
+"""The answers of the side port to requests that it refuses, or that fail: an error as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final, TypedDict
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from escapement.broker.side_port.access import Refused
+from escapement.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Busy,
+    Conflict,
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    ShuttingDown,
+    StorageUnavailable,
+    Unauthenticated,
+)
+
+_FAILED: Final = HTTPStatus.INTERNAL_SERVER_ERROR
+STATUSES: Final[dict[type[EscapementError], HTTPStatus]] = {
+    Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    AccessDenied: HTTPStatus.FORBIDDEN,
+    Refused: HTTPStatus.FORBIDDEN,
+    NotFound: HTTPStatus.NOT_FOUND,
+    AlreadyExists: HTTPStatus.CONFLICT,
+    Conflict: HTTPStatus.CONFLICT,
+    InvalidRequest: HTTPStatus.BAD_REQUEST,
+    Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
+    StorageUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    EscapementError: _FAILED,
+}
+
+
+class Error(TypedDict):
+    """Why a request was refused, or failed.
+
+    ``error`` is a code such as not_found. A ``retryable`` request may succeed later as it is.
+    """
+
+    error: str
+    message: str
+    retryable: bool
+
+
+def refusal(error: EscapementError) -> Response:
+    """Return the answer to a request that ended with an error of ours."""
+    status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+    headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+    body = Error(error=error.code, message=str(error), retryable=error.retryable)
+    return _answer(status, body, headers)
+
+
+async def no_such_route(request: Request, error: Exception) -> Response:
+    """Return the answer to a request with a path or a method that the side port does not have."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    message = f"{request.method} {request.url.path}: {status.phrase}"
+    body = Error(error=status.name.lower(), message=message, retryable=False)
+    return _answer(status, body, error.headers)
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that a mistake in the broker has ended."""
+    message = "The broker could not carry out the request. Its log has the reason."
+    return _answer(_FAILED, Error(error="internal", message=message, retryable=False))
+
+
+def _answer(status: HTTPStatus, body: Error, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(body, status, headers)

@@ -1,0 +1,56 @@
+"""Checks of the files of the index: manifest, segments, blocks, and files that nothing names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from escapement.check.problem import Problem, problem
+from escapement.doctor.finding import Finding, notice, ok
+from escapement.errors import IndexDamaged
+from escapement.pipeline.auditing.finding import Kind
+from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.storage.index.building import building_directory
+from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile, no_failpoint
+
+
+def check_segments(data: Path, tell: Callable[[str], None]) -> list[Finding]:
+    """Read each block of the index, and report each that is damaged.
+
+    Args:
+      tell: called with a text about the progress.
+    """
+    if not (data / "index" / MANIFEST_NAME).exists():
+        return [notice(Kind.INDEX_FILES, f"{data} has no index; a broker builds it from the log")]
+    try:
+        index = IndexCount.open(data)
+    except IndexDamaged as damage:
+        return [problem(Kind.INDEX_FILES, str(damage))]
+    found = [problem(Kind.INDEX_FILES, text) for text in dict.fromkeys(index.check(tell))]
+    return found or [ok(Kind.INDEX_FILES, f"{index.segment_count} segments are intact")]
+
+
+def orphaned_files(data: Path) -> list[Path]:
+    """Return the files of the index that its manifest does not name. No broker may run.
+
+    If the manifest is damaged, no file is orphaned: a repair deletes all of them.
+    """
+    index = data / "index"
+    found = [building_directory(index)] if building_directory(index).exists() else []
+    if not index.is_dir():
+        return found
+    try:
+        manifest = ManifestFile(index, no_failpoint).current
+    except IndexDamaged:
+        return found
+    named = {MANIFEST_NAME, *(manifest.segments if manifest is not None else ())}
+    return found + sorted(path for path in index.iterdir() if path.name not in named)
+
+
+def orphan(path: Path) -> Finding:
+    """Return the finding of an orphaned file."""
+    return notice(
+        Problem.FILES,
+        f"{path} was left behind by a crash; nothing names it",
+        "The next start of the broker deletes it, or the next escapement pipeline rebuild.",
+    )

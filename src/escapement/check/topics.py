@@ -1,0 +1,116 @@
+"""The check of messages: the log, the cursors and the index of each topic against each other.
+
+Topics are checked in groups, and the log of a topic in stretches, so memory is bounded. A broker
+may run meanwhile: each group is compared with the states of one moment, and surveyed again if the
+index or the log changed in a way that makes the result invalid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from escapement.check.problem import problem
+from escapement.doctor.finding import Finding, notice, ok
+from escapement.errors import IndexDamaged
+from escapement.names import TopicName
+from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.pipeline.auditing.recount import Recount, recount
+from escapement.pipeline.auditing.survey import BUNDLE, Survey, TopicCount
+from escapement.storage.catalog.catalog import read_named
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.index.segments.manifest import MANIFEST_NAME
+
+# The topics whose states are in memory at once.
+_TOPICS_AT_ONCE: Final = 100
+# The maximum of attempts at a group of topics while a broker changes the index.
+_TRIES: Final = 20
+
+
+@dataclass(slots=True)
+class TopicsCheck:
+    """The check of all topics.
+
+    Attributes:
+      tell: called with a text about the progress.
+      ends: for each topic whose log has rows beyond its end in the catalog, the end of its log.
+    """
+
+    engine: Engine
+    connection: Connection
+    data: Path
+    tell: Callable[[str], None]
+    ends: dict[int, int] = field(default_factory=dict)
+    _counts: list[TopicCount] = field(default_factory=list)
+
+    def run(self) -> Iterator[Finding]:
+        """Check all topics in the order of their ids, and yield findings."""
+        names = [name for name, _ in read_named(self.connection, BUNDLE)]
+        seen: set[Finding] = set()
+        for first in range(0, len(names), _TOPICS_AT_ONCE):
+            for one in self._group(names[first : first + _TOPICS_AT_ONCE]):
+                if one not in seen:  # each group would say that the whole index does not fit
+                    seen.add(one)
+                    yield one
+        messages, rows, pending = (
+            sum(getattr(one, what) for one in self._counts)
+            for what in ("messages", "rows", "pending")
+        )
+        yield ok(
+            "log",
+            f"{len(self._counts):,} topics: {messages:,} messages in {rows:,} rows, {pending:,} of"
+            " them pending",
+        )
+
+    def _group(self, names: Sequence[TopicName]) -> list[Finding]:
+        for _ in range(_TRIES):
+            found = self._attempt(names, self._index())
+            if found is not None:
+                return found
+        which = f"topics {names[0].full} to {names[-1].full}"
+        remedy = "Run the check while the broker has less to do."
+        found = self._attempt(names, None)
+        if found is None:
+            text = f"{which} were not checked, because the log changed too often"
+            return [notice("log", text, remedy)]
+        text = f"{which} were not compared with the index, because it changed too often"
+        return [notice("index", text, remedy), *found]
+
+    def _index(self) -> IndexCount | None:
+        if not (self.data / "index" / MANIFEST_NAME).exists():
+            return None
+        try:
+            return IndexCount.open(self.data)
+        except IndexDamaged:
+            return None  # ``check_segments`` reports it
+
+    def _attempt(
+        self, names: Sequence[TopicName], index: IndexCount | None
+    ) -> list[Finding] | None:
+        """Return the findings of a group of topics, or None if a change makes them invalid."""
+        survey = Survey(self.engine, self.connection, names, index)
+        if survey.is_unsettled:
+            return None
+        counted = self._recounted(survey)
+        if counted is None:
+            return None
+        self.ends |= survey.ends
+        counts, contradictions = survey.held_against(counted)
+        self._counts += counts
+        findings = []
+        for one in contradictions:
+            text = f"{one.topic}: {one.what}" if one.topic else one.what
+            findings.append(problem(one.kind, text))
+        return findings
+
+    def _recounted(self, survey: Survey) -> list[Recount] | None:
+        """Recount the stretches of a survey. Return None if the log forgot some meanwhile."""
+        found = []
+        for at, stretch in enumerate(survey.stretches, 1):
+            self.tell(f"{stretch.topic}: stretch {at} of {len(survey.stretches)} of its group")
+            found.append(recount(self.engine, stretch))
+            if found[-1].forgotten:
+                return None
+        return found

@@ -1,0 +1,36 @@
+"""The side port of a broker on a virtual clock, called without a network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import trio
+
+from escapement.broker.side_port.app import SidePortApp
+from escapement.broker.side_port.shown import Shown
+from escapement.testing import World
+
+LOCAL = ("127.0.0.1", 1)
+
+
+@asynccontextmanager
+async def side_port(
+    world: World | None, *, admin: bool = True, client: tuple[str, int] = LOCAL
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Call the application of a broker's side port, as a client that sees no exceptions."""
+    shown = Shown()
+    if world is not None:
+        shown.show(world.server, lambda: 0)
+        world.server.on_end(shown.end)
+    async with trio.open_nursery() as nursery:
+        app = SidePortApp(shown, nursery, admin=admin)
+        transport = httpx.ASGITransport(app.asgi, client=client, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            yield http
+        nursery.cancel_scope.cancel()
+
+
+async def refusal(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]
