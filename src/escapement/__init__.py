@@ -36,6 +36,7 @@ from escapement.errors import (
 )
 
 if TYPE_CHECKING:
+    from escapement.client.administration.bulk import Bulk, BulkChange, BulkPreview
     from escapement.client.administration.forecast import Forecast
     from escapement.client.administration.message_history import MessageHistory, SubscriptionStatus
     from escapement.client.administration.outcome import Outcome, Outcomes
@@ -78,6 +79,7 @@ else:
         "escapement.client.producing.producer": ("Producer",),
         "escapement.client.producing.receipt": ("Pending", "Receipt", "Receipts"),
         "escapement.client.producing.replace": ("Replace",),
+        "escapement.client.administration.bulk": ("Bulk", "BulkChange", "BulkPreview"),
         "escapement.client.administration.schedules": ("Schedule", "Schedules"),
         "escapement.client.selection": ("Selection",),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
@@ -114,6 +116,9 @@ __all__ = [
     "Batch",
     "Blobs",
     "Broker",
+    "Bulk",
+    "BulkChange",
+    "BulkPreview",
     "Busy",
     "Conflict",
     "DelayTooLong",

@@ -24,6 +24,12 @@ SOUGHT: Final = {
     "key": (None, MAYBE), "from_ms": (None, COUNT), "until_ms": (None, COUNT),
     "properties": ({}, MAP), "after": (None, LIST),
 }  # fmt: skip
+BULK: Final = TOPIC | {
+    "action": ("cancel", TEXT), "subscription": (None, MAYBE), "dead_letter_topic": (None, MAYBE),
+    "key": (None, MAYBE), "from_ms": (None, COUNT), "until_ms": (None, COUNT),
+    "properties": ({}, MAP), "everything": (True, FLAG), "delay_ms": (None, COUNT),
+    "at_ms": (None, COUNT), "spread_ms": (None, COUNT), "reason": (None, MAYBE),
+}  # fmt: skip
 POLICY: Final = {"policy": ({"ttl_ms": None}, MAP)}
 # If the valid value is None, the argument may be omitted.
 TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
@@ -66,6 +72,11 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "dlq.count": ENTRIES | SOME | {"after": (None, LIST)},
     "dlq.redrive": ENTRIES | SOME | {"spread_ms": (None, COUNT)},
     "dlq.purge": ENTRIES | SOME,
+    "bulk.preview": BULK,
+    "bulk.start": BULK,
+    "bulk.list": {"namespace": (None, MAYBE)},
+    "bulk.show": TOPIC | {"id": (1, NUMBER)},
+    "bulk.stop": TOPIC | {"id": (1, NUMBER)},
     "dispatch.pause": TOPIC
     | {"subscription": (None, MAYBE), "for_ms": (1, COUNT), "until_ms": (None, COUNT)},
     "dispatch.resume": TOPIC | {"subscription": (None, MAYBE)},

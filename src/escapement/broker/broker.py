@@ -248,6 +248,7 @@ class Broker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.services.relays.stop)
             nursery.start_soon(self.services.tables.stop)
+            nursery.start_soon(self.services.bulk_changes.halt)
         await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()

@@ -122,6 +122,16 @@ class BrokerLimits:
     # The pause is at least this long for each topic that the last turn published to.
     schedule_topic_rest_ms: int = 1
 
+    # -- bulk changes
+    bulk_changes: int = 16  # bulk changes that have not ended; a further one is refused
+    bulk_ended: int = 100  # bulk changes that have ended; at this bound the oldest is deleted
+    # Messages of one bulk change. One that matches more fails before it changes any. A selection in
+    # progress, of which there is one at a time, takes a few bytes for each of them.
+    bulk_messages: int = 10_000_000
+    # Messages that a bulk change changes at once, and their bytes, unless a single one is larger.
+    bulk_slice_messages: int = 4_096
+    bulk_slice_bytes: int = 4 * MIB
+
     # -- groups
     groups: int = 10_000  # groups of one topic; messages that name a further group are refused
     follow_up_bytes: int = 256 * KIB  # size of one follow-up; larger ones are refused

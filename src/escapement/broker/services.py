@@ -15,6 +15,9 @@ import trio
 
 from escapement.broker.access.access import Access
 from escapement.broker.binary_logs import BinaryLogs
+from escapement.broker.bulk.bulk_changes import BulkChanges
+from escapement.broker.bulk.selection import Selector
+from escapement.broker.bulk.slices import Slices
 from escapement.broker.config import BrokerConfig
 from escapement.broker.deletion import Deletion
 from escapement.broker.delivery.consuming import Consuming
@@ -434,6 +437,16 @@ class Services:
             self._runners.looks,
             self.publishing.check_times,
         )
+        self.bulk_changes = BulkChanges(
+            self.registry,
+            Changes(self.pipeline.transact),
+            Selector(self.registry, self.index, self.dead_letters, self._runners.looks, clock),
+            Slices(self.amending, self.rescheduling, self.dead_letters, clock, limits),
+            self.dead_letters,
+            clock,
+            limits,
+            ground.state.bulk_changes,
+        )
 
     def census_taker(self) -> CensusTaker:
         """Return an object that counts the pending messages of all topics for metrics."""
@@ -477,6 +490,7 @@ class Services:
                 self.dead_letter_writer,
                 self.scheduler,
                 self.group_completer,
+                self.bulk_changes,
                 self.deletion,
                 self.housekeeper,
                 self.forgetter,

@@ -18,9 +18,10 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from escapement.cli.input.filters import Filters, filter_options
 from escapement.cli.input.message_ids import offset_of
 from escapement.cli.input.options import output_option, spread_option
-from escapement.cli.input.parameters import check_span, duration_ms, moment, name_and_value
+from escapement.cli.input.parameters import duration_ms, moment
 from escapement.cli.input.remote import Command, broker_option, with_broker
 from escapement.cli.output.table import counted, print_rows
 from escapement.client.administration.outcome import Outcome, Outcomes
@@ -40,30 +41,8 @@ _dedup_option = click.option(
     help="Dedup key of a message, instead of an ID; may be given several times.",
 )
 _output_option = output_option("table", "How to print the outcome.")
-_FILTERS: Final = (
-    click.option(
-        "--from",
-        "due_from",
-        type=moment,
-        metavar="TIME",
-        help="Messages due at this time or later.",
-    ),
-    click.option(
-        "--until", "due_until", type=moment, metavar="TIME", help="Messages due before this time."
-    ),
-    click.option("--key", help="Messages with this key."),
-    click.option(
-        "--property",
-        "properties",
-        type=name_and_value,
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Messages with this property; if given several times, with all of them.",
-    ),
-    click.option("--all", "everything", is_flag=True, help="All pending messages."),
-    click.option(
-        "--dry-run", is_flag=True, help="Print how many messages would be tried; change nothing."
-    ),
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Print how many messages would be tried; change nothing."
 )
 # The outcomes of messages that were not changed, in words.
 _WORDS: Final = {
@@ -79,29 +58,17 @@ def _which_option(command: Command) -> Command:
 
     @wraps(command)
     def wrapped(
-        ids: Sequence[str],
-        keys: Sequence[str],
-        due_from: datetime | None,
-        due_until: datetime | None,
-        key: str | None,
-        properties: Sequence[tuple[str, str]],
-        everything: bool,
-        dry_run: bool,
-        **given: Any,
+        ids: Sequence[str], keys: Sequence[str], filters: Filters, dry_run: bool, **given: Any
     ) -> Any:
-        filtered = any(value is not None for value in (due_from, due_until, key))
-        filtered = filtered or bool(properties) or everything
-        if bool(ids) + bool(keys) + filtered != 1:
+        if bool(ids) + bool(keys) + filters.given != 1:
             raise click.UsageError(
                 "Name messages in one way: by ID, or by --dedup, or by --from, --until, --key and "
                 "--property, or --all."
             )
-        check_span(due_from, due_until)
-        which = _Which(ids, keys, due_from, due_until, key, dict(properties), dry_run)
-        return command(which=which, **given)
+        return command(which=_Which(ids, keys, filters, dry_run), **given)
 
     decorated: Any = wrapped
-    for option in reversed((_ids_argument, _dedup_option, *_FILTERS)):
+    for option in (_dry_run_option, filter_options, _dedup_option, _ids_argument):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
 
@@ -112,10 +79,7 @@ class _Which:
 
     ids: Sequence[str]
     keys: Sequence[str]
-    due_from: datetime | None
-    due_until: datetime | None
-    key: str | None
-    properties: dict[str, str]
+    filters: Filters
     dry_run: bool
 
     @property
@@ -145,10 +109,7 @@ class _Which:
             return Selection(TopicName.parse(topic).full, offsets)
         return await broker.select(
             topic,
-            due_from=self.due_from,
-            due_until=self.due_until,
-            key=self.key,
-            properties=self.properties,
+            **self.filters.conditions(),
             progress=lambda count: click.echo(f"{count:,} messages found so far", err=True),
         )
 

@@ -11,7 +11,7 @@ import click
 
 from escapement.cli.input.log_url import log_url
 from escapement.cli.input.parameters import FlagOrVariable
-from escapement.cli.pipeline.progress import ProgressLine
+from escapement.cli.output.progress import ProgressLine
 from escapement.errors import InvalidRequest
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)

@@ -13,7 +13,7 @@ from escapement.check.repair import repair as mend
 from escapement.cli.input.configuration import ConfiguredCommand, settings_of
 from escapement.cli.input.options import output_option
 from escapement.cli.output.findings import print_findings
-from escapement.cli.pipeline.progress import ProgressLine
+from escapement.cli.output.progress import ProgressLine
 from escapement.cli.serve import serve
 from escapement.clock import SystemClock
 from escapement.errors import NotFound

@@ -10,6 +10,7 @@ from typing import Any
 
 from escapement.client import delivery_times
 from escapement.client.administration.amending import amend
+from escapement.client.administration.bulk import Bulk
 from escapement.client.administration.finding import find
 from escapement.client.administration.forecast import Forecast
 from escapement.client.administration.hints import hint
@@ -196,6 +197,11 @@ class Broker:
     def schedules(self) -> Schedules:
         """The recurring schedules of the broker: create, list, pause, resume or delete them."""
         return Schedules(self.admin)
+
+    @property
+    def bulk(self) -> Bulk:
+        """Bulk changes: cancel, reschedule, run now or redrive all messages that match."""
+        return Bulk(self.admin)
 
     async def ack_rows(self, table: str, ids: Collection[Any]) -> int:
         """Acknowledge rows of a message table by their ids, so that they are never sent again.

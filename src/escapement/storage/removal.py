@@ -5,11 +5,11 @@ topic, for example, only deletes its row in the catalog and marks its id here, i
 Ids are never reused, so no reader finds the topic's other rows any more. The housekeeper deletes
 these in small steps, and continues after a crash.
 
-There are marks for deleted topics, subscriptions, their lag, inbox targets and staged batches
-(storage/cleanup/freeing.py), for generations of the log (storage/cleanup/forgetting.py), and for
-namespaces that are being deleted with their content (broker/deletion.py). The kind
-"staged_batch" is a deleted batch, with all its entries. The kind "moved_batch" is a batch whose
-entries have been moved to the log. Of its entries, stuck ones stay.
+There are marks for deleted topics, subscriptions, their lag, inbox targets, staged batches and the
+parts of bulk changes (storage/cleanup/freeing.py), for generations of the log
+(storage/cleanup/forgetting.py), and for namespaces that are being deleted with their content
+(broker/deletion.py). The kind "staged_batch" is a deleted batch, with all its entries. The kind
+"moved_batch" is a batch whose entries have been moved to the log. Of its entries, stuck ones stay.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ What = Literal[
     "inbox_target",
     "staged_batch",
     "moved_batch",
+    "bulk_change",
     "generation",
     "namespace",
 ]

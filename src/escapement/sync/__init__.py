@@ -20,13 +20,24 @@ Begin with ``broker.py``. ``loop.py`` runs the event loop.
 """
 
 from escapement.sync.broker import Broker
+from escapement.sync.bulk import Bulk
 from escapement.sync.connecting import connect
 from escapement.sync.groups import Groups
 from escapement.sync.inbox import Batch, Inbox, Message
 from escapement.sync.producer import Producer
 from escapement.sync.schedules import Schedules
 
-__all__ = ["Batch", "Broker", "Groups", "Inbox", "Message", "Producer", "Schedules", "connect"]
+__all__ = [
+    "Batch",
+    "Broker",
+    "Bulk",
+    "Groups",
+    "Inbox",
+    "Message",
+    "Producer",
+    "Schedules",
+    "connect",
+]
 
 
 def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ from escapement.client.message_ids import One, What
 from escapement.client.selection import Selection
 from escapement.errors import Disconnected
 from escapement.message import MessageId
+from escapement.sync.bulk import Bulk
 from escapement.sync.consumption import Consumption
 from escapement.sync.groups import Groups
 from escapement.sync.inbox import Inbox
@@ -80,6 +81,11 @@ class Broker:
     def schedules(self) -> Schedules:
         """The recurring schedules of the broker: create, list, pause, resume or delete them."""
         return Schedules(self._loop, self._broker.schedules)
+
+    @property
+    def bulk(self) -> Bulk:
+        """Bulk changes: cancel, reschedule, run now or redrive all messages that match."""
+        return Bulk(self._loop, self._broker.bulk)
 
     def ack_rows(self, table: str, ids: Collection[Any]) -> int:
         """Acknowledge rows of a message table by their ids; see ``escapement.Broker.ack_rows``."""

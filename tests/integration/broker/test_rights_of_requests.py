@@ -100,6 +100,9 @@ def resource(words: str, given: dict[str, Any]) -> list[str]:
     if words == "the topic that `schedule` publishes to":
         return [full_name("t")]
     name = words.split("`")[1]
+    if "`action` is" in words:
+        when = " if " if given["action"] == "redrive" else " unless "
+        return [full_name(given[name])] if when in words else []
     if "policy" in words or (words.endswith("if given") and name not in given):
         return []
     if words.endswith("or `*`") and name not in given:
@@ -159,6 +162,29 @@ async def test_each_role_may_make_exactly_the_requests_that_the_page_of_rights_l
                     assert broker.connected, (role, name)
         assert denied > 300
         assert allowed > 200
+
+
+async def test_bulk_redrive_needs_the_right_to_produce_and_names_its_role(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """O1, B13"""
+    async with testing.start() as world, connected(world, await begin(world)) as root:
+        await root.admin("topics.create_many", topics=["t"], subscription="s")
+        await root.admin("topics.create_many", topics=["t-s-DLQ"], subscription="dead-letters")
+        for role in ("produce", "cancel"):
+            await root.admin("grants.add", role=role, pattern="t", actions=[role])
+        async with connected(world, await new_token(root, "cancel")) as broker:
+            with pytest.raises(AccessDenied, match="produce"):
+                await broker.bulk.redrive("t", "s", everything=True)
+            change = await broker.bulk.cancel("t", everything=True)
+            assert change.role == "cancel"
+            assert (await broker.bulk.stop("t", change.id)).has_ended
+            with pytest.raises(AccessDenied, match="peek"):
+                await broker.bulk.list()
+        async with connected(world, await new_token(root, "produce")) as broker:
+            assert (await broker.bulk.redrive("t", "s", everything=True)).role == "produce"
+            with pytest.raises(AccessDenied, match="cancel"):
+                await broker.bulk.redrive("t", "s", dead_letter_topic="t-s-DLQ", everything=True)
 
 
 async def test_log_without_tokens_lets_everyone_do_everything_until_the_first_token(

@@ -26,6 +26,7 @@ PRODUCER |= {"send_many", "submit", "topic", "waits_for"}
 BROKER = {
     "ack_rows",
     "admin",
+    "bulk",
     "cancel",
     "connected",
     "consumer",

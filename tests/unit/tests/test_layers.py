@@ -71,7 +71,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"tables"},
     {"publishing"},
     {"inbox", "outbox"},
-    {"deletion", "settlement"},
+    {"bulk", "deletion", "settlement"},
     {"services"},
     {"broker"},
     {"admin"},
@@ -84,7 +84,7 @@ BROKER_FLOORS: list[set[str]] = [
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "bootstrap_request", "data_directory", "directory", "engine", "offsets"},
     {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
-    {"inbox", "log"},
+    {"bulk_change", "inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state", "upgrade"},
     {"snapshot"},

@@ -103,6 +103,20 @@ def in_policy(action: Action, field: str) -> Right:
     return Right(action, f"`{field}` of `policy`, if given", patterns)
 
 
+def by_action(action: Action, redrives: bool) -> Right:
+    """Return the right to an action on the topic of a bulk change.
+
+    It is for redrives, or for all other actions.
+    """
+
+    def patterns(get: Get) -> list[Pattern]:
+        fits = (get("action") == "redrive") is redrives
+        return [_one_topic(get("topic"), "topic")] if fits else []
+
+    when = "if `action` is `redrive`" if redrives else "unless `action` is `redrive`"
+    return Right(action, f"`topic`, {when}", patterns)
+
+
 def everything(action: Action) -> Right:
     """Return the right to an action on everything."""
     return Right(action, "`*`", lambda get: [ALL])
@@ -152,6 +166,15 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "dlq.count": (topic("peek"), topic("peek", "dead_letter_topic", optional=True)),
     "dlq.redrive": (topic("produce"), topic("cancel", "dead_letter_topic", optional=True)),
     "dlq.purge": (topic("cancel"), topic("cancel", "dead_letter_topic", optional=True)),
+    "bulk.preview": (topic("peek"), topic("peek", "dead_letter_topic", optional=True)),
+    "bulk.start": (
+        by_action("cancel", redrives=False),
+        by_action("produce", redrives=True),
+        topic("cancel", "dead_letter_topic", optional=True),
+    ),
+    "bulk.list": (part_of(namespace("peek", optional=True)),),
+    "bulk.show": (topic("peek"),),
+    "bulk.stop": (topic("cancel"),),
     "dispatch.pause": (topic("admin"),),
     "dispatch.resume": (topic("admin"),),
     "inbox.list": (everything("peek"),),

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from escapement.broker.access.caller import Caller
 from escapement.broker.admin import (
+    bulk,
     dlq,
     grants,
     groups,
@@ -74,6 +75,7 @@ VERBS: Final[dict[str, Verb]] = {
     **messages.VERBS,
     **subscriptions.VERBS,
     **dlq.VERBS,
+    **bulk.VERBS,
     **pauses.VERBS,
     **inbox.VERBS,
     **jobs.VERBS,

@@ -6,14 +6,13 @@ from dataclasses import asdict, replace
 from typing import Annotated, Final, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.conditions import take_sought
 from escapement.broker.admin.content import MAX_MESSAGES, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.result import Fields
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.inspection.message_history import State, SubscriptionStatus
 from escapement.broker.inspection.peek import Peeked
-from escapement.broker.inspection.search import Sought
-from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.storage.index import Key
 
 _HOUR_MS: Final = 3_600_000
@@ -80,7 +79,7 @@ class Forecast(TypedDict):
 async def _peek_topic(broker: Broker, given: Arguments) -> MessagePage:
     topic = topic_of(broker, given)
     count = given.optional_number("count") or 10
-    sought, after = _sought(given), given.delivery_key("after")
+    sought, after = take_sought(given), given.delivery_key("after")
     offset = given.optional_offset("offset")
     given.end()
     async with broker.look(sought.by_content):
@@ -118,7 +117,7 @@ def _page(found: Peeked, now_ms: int) -> MessagePage:
 
 async def _select_messages(broker: Broker, given: Arguments) -> SelectedOffsets:
     topic = topic_of(broker, given)
-    sought, after = _sought(given), given.delivery_key("after")
+    sought, after = take_sought(given), given.delivery_key("after")
     given.end()
     found = await broker.select(topic, sought, after)
     return {
@@ -126,16 +125,6 @@ async def _select_messages(broker: Broker, given: Arguments) -> SelectedOffsets:
         "next": None if found.next is None else list(found.next),
         "looked": found.looked,
     }
-
-
-def _sought(given: Arguments) -> Sought:
-    key = given.optional_text("key")
-    return Sought(
-        Key(given.optional_number("from_ms") or 0, 0),
-        Key(given.optional_number("until_ms") or NEVER_MS, 0),
-        None if key is None else frozenset((key.encode(),)),
-        given.map("properties"),
-    )
 
 
 def _content(key: bytes, properties: bytes, payload: bytes) -> Content:

@@ -93,6 +93,11 @@ class _DeadLetterTopic:
         return self.topic.subscription(DEAD_LETTERS_SUBSCRIPTION) is self.subscription
 
 
+# Returns the inbox entries for the dead letters of a page that end now, by their offsets.
+_Entries = Callable[[Int64s], Sequence[InboxEntry]]
+_MakeEntries = Callable[[_DeadLetterTopic, Page], _Entries]
+
+
 class DeadLetters:
     """Answers requests about dead letters.
 
@@ -116,6 +121,11 @@ class DeadLetters:
         self._run = run
         self._check_times = check_times
         self._ending = trio.Semaphore(_ENDING)
+
+    def topic_of(self, whose: Whose) -> Topic | None:
+        """Return the topic with the dead letters; None if it does not exist yet. See ``pages``."""
+        found = self._find(whose)
+        return None if found is None else found.topic
 
     def pages(self, whose: Whose) -> AsyncGenerator[Page, None]:
         """Return the pending dead letters of a subscription, in pages that are read on demand.
@@ -183,29 +193,46 @@ class DeadLetters:
             does not exist.
           StorageUnavailable: if the database accepts no writes now.
         """
+        self.check_redrive(whose, spread_ms)
+        return await self._end(self._find(whose), only, most, _redriving(spread_ms))
+
+    def check_redrive(self, whose: Whose, spread_ms: int) -> None:
+        """Check that dead letters can be sent back to their original topic; see ``redrive``."""
         self._registry.topic_record(whose.topic)  # raises NotFound if it does not exist
         if spread_ms:
             longest = Times(delay_ms=np.array([spread_ms]))
             self._check_times(self._registry.topic(whose.topic), longest)
 
-        def dead_letters(
-            dlq: _DeadLetterTopic, page: Page
-        ) -> Callable[[Int64s], Sequence[InboxEntry]]:
-            source = f"redrive/{dlq.subscription.record.id}"
-            back = dead_letter.restored(page.batch)
+    async def redrive_these(
+        self, whose: Whose, offsets: Int64s, spread_ms: int, passed_ms: int
+    ) -> int:
+        """Send dead letters back to their original topic, as ``redrive``, but read from the log.
 
-            def written(fresh: Int64s) -> Sequence[InboxEntry]:
-                at = np.flatnonzero(np.isin(page.offsets, fresh))
-                offsets, delay_ms = page.offsets[at], None
-                if spread_ms:
-                    delay_ms = places_ms(seeds(dlq.topic.name.full, offsets), spread_ms)
-                return dead_letter.inbox_entries(
-                    whose.topic, source, back.take(at), offsets, delay_ms
-                )
+        So this takes time for these dead letters, not for all. Those that are not pending any more
+        are left out. Returns how many were sent.
 
-            return written
-
-        return await self._end(self._find(whose), only, most, dead_letters)
+        Args:
+          offsets: the offsets in the dead-letter topic, ascending.
+          spread_ms: scatter the due times over this span.
+          passed_ms: how much of the span has passed already.
+        """
+        self.check_redrive(whose, spread_ms)
+        ended = 0
+        async with self._ending:
+            while len(offsets):
+                dlq = self._find(whose)
+                if dlq is None:
+                    break
+                moves = dlq.topic.amendments.moves
+                found, looked = await self._log.published(dlq.topic.id, offsets, moves)
+                due_ms = moves.current(found.offsets, found.due_ms)
+                page = await self._mine(dlq, due_ms, found.offsets, found.batch)
+                if dlq.is_there:
+                    self._check_up()
+                    write = _redriving(spread_ms, passed_ms)(dlq, page)
+                    ended += await self._end_page(dlq.subscription, page, write)
+                    offsets = offsets[looked:]
+        return ended
 
     async def purge(self, whose: Whose, only: Int64s | None, most: int) -> int:
         """Delete up to ``most`` pending dead letters; return how many were deleted.
@@ -243,7 +270,7 @@ class DeadLetters:
         dlq: _DeadLetterTopic | None,
         only: Int64s | None,
         most: int,
-        dead_letters: Callable[[_DeadLetterTopic, Page], Callable[[Int64s], Sequence[InboxEntry]]],
+        dead_letters: _MakeEntries,
     ) -> int:
         if dlq is None:
             return 0
@@ -251,21 +278,20 @@ class DeadLetters:
         async with self._ending, aclosing(self._pages(dlq, only)) as found:
             async for page in found:
                 page = page.pick(np.arange(min(most - ended, len(page.offsets))))
-                if self._pipeline.state is not State.UP:
-                    raise StorageUnavailable(
-                        "dead letters cannot be moved while the database accepts no writes; "
-                        "try again later"
-                    )
+                self._check_up()
                 ended += await self._end_page(dlq.subscription, page, dead_letters(dlq, page))
                 if ended >= most:
                     break
         return ended
 
+    def _check_up(self) -> None:
+        if self._pipeline.state is not State.UP:
+            raise StorageUnavailable(
+                "dead letters cannot be moved while the database accepts no writes; try again later"
+            )
+
     async def _end_page(
-        self,
-        subscription: SharedSubscription,
-        page: Page,
-        dead_letters: Callable[[Int64s], Sequence[InboxEntry]],
+        self, subscription: SharedSubscription, page: Page, dead_letters: _Entries
     ) -> int:
         durable = trio.Event()
         ended = subscription.acknowledge(page.offsets, lambda count: durable.set(), dead_letters)
@@ -329,6 +355,33 @@ class DeadLetters:
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
         at = np.flatnonzero(mine & _here(dlq.topic, dlq.subscription, due_ms, offsets))
         return Page(due_ms, offsets, batch, origins).pick(at)
+
+
+def _redriving(spread_ms: int, passed_ms: int = 0) -> _MakeEntries:
+    """Return the function that makes the inbox entries of a redrive.
+
+    Args:
+      spread_ms: the span over which the due times are scattered; 0 for none.
+      passed_ms: how much of the span has passed already.
+    """
+
+    def dead_letters(dlq: _DeadLetterTopic, page: Page) -> _Entries:
+        source = f"redrive/{dlq.subscription.record.id}"
+        back = dead_letter.restored(page.batch)
+
+        def written(fresh: Int64s) -> Sequence[InboxEntry]:
+            at = np.flatnonzero(np.isin(page.offsets, fresh))
+            offsets, delay_ms = page.offsets[at], None
+            if spread_ms:
+                places = places_ms(seeds(dlq.topic.name.full, offsets), spread_ms)
+                delay_ms = np.maximum(places - passed_ms, 0)
+            return dead_letter.inbox_entries(
+                dlq.whose.topic, source, back.take(at), offsets, delay_ms
+            )
+
+        return written
+
+    return dead_letters
 
 
 def _here(topic: Topic, subscription: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:

@@ -117,9 +117,7 @@ class Rescheduling:
         wanted, back = np.unique(offsets, return_inverse=True)
         new_time = _NewTime(topic.name.full, delay_ms, at_ms, spread_ms)
         times = new_time.of(wanted if len(wanted) else np.zeros(1, np.int64))
-        self._publishing.check_times(topic, times)
-        if by_policy and topic.delays is not None:
-            topic.delays.check_moved(times, max(len(wanted), 1), self._clock.now_ms())
+        self.check_times(topic, times, max(len(wanted), 1), by_policy=by_policy)
         if not topic.restatements.known:
             topic.restatements.know(await self._log.lowest_base(topic.id))
         statuses = np.full(len(wanted), AmendStatus.UNKNOWN, np.uint8)
@@ -139,6 +137,19 @@ class Rescheduling:
                     handed.setdefault(name, np.zeros(len(wanted), bool))[rows] = mask
             at += count
         return Outcome(statuses, handed).take(back)
+
+    def check_times(self, topic: Topic, times: Times, count: int, *, by_policy: bool) -> None:
+        """Check that ``count`` messages of a topic may be moved to these times.
+
+        Args:
+          by_policy: whether the maximum of the topic's delay policy applies.
+
+        Raises:
+          DelaysDisabled, DelayTooLong: a time is refused.
+        """
+        self._publishing.check_times(topic, times)
+        if by_policy and topic.delays is not None:
+            topic.delays.check_moved(times, count, self._clock.now_ms())
 
     # -- moving --------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from escapement.cli.admin.bootstrap import bootstrap
 from escapement.cli.admin.broker import broker
+from escapement.cli.admin.bulk import bulk
 from escapement.cli.admin.grants import grants
 from escapement.cli.admin.group import admin
 from escapement.cli.admin.groups import groups
@@ -20,6 +21,17 @@ from escapement.cli.admin.topics import topics
 
 __all__ = ["admin"]
 
-for _group in (namespaces, topics, subscriptions, groups, inbox, jobs, tokens, grants, broker):
+for _group in (
+    namespaces,
+    topics,
+    subscriptions,
+    groups,
+    bulk,
+    inbox,
+    jobs,
+    tokens,
+    grants,
+    broker,
+):
     admin.add_command(_group)
 admin.add_command(bootstrap)

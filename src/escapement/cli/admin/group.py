@@ -7,13 +7,20 @@ A command sends *verbs*, such as ``topics.create``, to the broker and prints the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, Final
 
 import click
 
-from escapement.cli.input.remote import DEFAULT_BROKER, ask_broker, broker_address
+from escapement.cli.input.remote import (
+    DEFAULT_BROKER,
+    Result,
+    ask_broker,
+    broker_address,
+    with_broker,
+)
+from escapement.client.broker import Broker
 from escapement.client.connection.address import Address
 
 # The prefix under which click's context keeps the group's options for its commands.
@@ -39,6 +46,10 @@ class AdminCommand:
     def prints_json(self) -> bool:
         """Whether answers are printed as JSON."""
         return self._output == "json"
+
+    def work(self, work: Callable[[Broker], Awaitable[Result]]) -> Result:
+        """Run ``work`` on a connection to the broker and return its result."""
+        return with_broker(self._at, work)
 
     def answer(self, verb: str, **arguments: Any) -> Any:
         """Send ``verb`` to the broker and return its answer."""

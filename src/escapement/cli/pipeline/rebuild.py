@@ -11,7 +11,7 @@ import click
 
 from escapement.cli.input.log_url import log_url
 from escapement.cli.input.parameters import FlagOrVariable, size_bytes
-from escapement.cli.pipeline.progress import ProgressLine
+from escapement.cli.output.progress import ProgressLine
 from escapement.cli.pipeline.source import refusals
 from escapement.pipeline.rebuild import (
     DEFAULT_MEMORY_BYTES,

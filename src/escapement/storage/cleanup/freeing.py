@@ -3,9 +3,9 @@
 A request that deletes a topic, for example, only deletes its row in the catalog and marks its id in
 the table ``removals`` (storage/removal.py). No reader finds the topic's rows in other tables any
 more. This module deletes them later. It does the same for subscriptions and their lag, inbox
-targets, abandoned staged batches, and those inbox entries of a staged batch that have been moved to
-their topic's log. (An entry that can never be moved is *stuck*, and stays.) One step is one short
-transaction, which delays no commit.
+targets, abandoned staged batches, the parts of bulk changes that have ended, and those inbox
+entries of a staged batch that have been moved to their topic's log. (An entry that can never be
+moved is *stuck*, and stays.) One step is one short transaction, which delays no commit.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = _free_entries(connection, "target_id = ?", -id)
     elif kind == "moved_batch":
         more = _free_entries(connection, "target_id = ? AND stuck = 0", -id)
+    elif kind == "bulk_change":
+        more = _free(connection, "bulk_parts", "change_id", "last_offset", id)
     else:
         more = _free(connection, *_CHUNKS, id) or _free(connection, *_CHUNKS, lapses_id(id))
         more = more or _free(connection, "attempts", "subscription_id", "part", id)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from escapement.access.grant import Grant
-from escapement.storage import removal
+from escapement.storage import bulk_change, removal
+from escapement.storage.bulk_change import BulkChange
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.catalog.grants import read_grants
@@ -57,6 +58,7 @@ class State:
     subscriptions: list[SubscriptionRecord]
     producers: list[ProducerRecord]
     schedules: list[Schedule]
+    bulk_changes: list[BulkChange]
     tokens: list[TokenRecord]
     grants: list[Grant]
     # By subscription, (chunk, data) of its acknowledged offsets. Cancelled and lapsed offsets are
@@ -83,6 +85,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
+        bulk_changes=list(bulk_change.read_all(connection, bundle_id)),
         tokens=read_tokens(connection),
         grants=read_grants(connection),
         chunks=_by_owner(connection, CURSOR_CHUNKS),
