@@ -145,8 +145,8 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
             archive_some(engine, f"run {number}")
             await world.clock.advance(seconds=2)
             unused = {table for table, count in rows(engine).items() if not count}
-            # Outboxes belong to databases of applications, tokens and grants to roles, table sets to
-            # the log. Bulk changes that have ended are kept.
+            # Outboxes belong to databases of applications, tokens and grants to roles, and table
+            # sets to the log. Bulk changes that have ended are kept.
             unused -= {"removals", "outboxes", "tokens", "grants", "table_sets"}
             unused -= {"bulk_changes", "bulk_parts"}
             assert not {table for table in unused if not table.startswith("log_")}
