@@ -115,8 +115,10 @@ class Quotas(Workload):
         if not expectation.in_log_order:
             stayed = {o for o in stayed if o >= expectation.ordered_from}
         since_ms = model.quiet_since_ms
-        oldest = {o for o in dropped if self._unmoved(o, since_ms)}
-        stayed = {o for o in stayed if self._unmoved(o, since_ms)}
+        # The subscription may still have the earlier due time of these.
+        unsure = expectation.maybe_kept_due_ms.keys()
+        oldest = {o for o in dropped - unsure if self._unmoved(o, since_ms)}
+        stayed = {o for o in stayed - unsure if self._unmoved(o, since_ms)}
         last, first = (
             [(0 if expectation.in_log_order else model.due_ms(expectation, o), o) for o in some]
             for some in (oldest, stayed)
