@@ -92,7 +92,7 @@ def check_tables(engine: Engine, connection: Connection) -> list[Finding]:
     ]
     if not missing:
         count = len(read_generations(connection))
-        findings.append(ok(Problem.LOG_TABLES, f"the tables of {count} generations exist"))
+        findings.append(ok(Problem.LOG_TABLES, f"all tables exist; generations: {count}"))
     return findings
 
 

@@ -60,8 +60,8 @@ class TopicsCheck:
         )
         yield ok(
             "log",
-            f"{len(self._counts):,} topics: {messages:,} messages in {rows:,} rows, {pending:,} of"
-            " them pending",
+            f"topics: {len(self._counts):,}, log rows: {rows:,}, messages: {messages:,}, pending:"
+            f" {pending:,}",
         )
 
     def _group(self, names: Sequence[TopicName]) -> list[Finding]:

@@ -284,7 +284,7 @@ def test_intact_store_has_no_problem_and_stays_unchanged(store: Store) -> None:
     assert sorted(store.index.iterdir()) == files
     left.unlink()
     (log,) = [one for one in findings if one.check == "log"]
-    assert "1 topics: 302 messages in 2 rows" in log.text
+    assert "topics: 1, log rows: 2, messages: 302" in log.text
 
 
 @pytest.mark.parametrize("harm", HARMS)

@@ -231,7 +231,9 @@ async def test_admin_api_is_for_programs_on_the_machine_of_the_broker(
     stats = path_of("broker.stats")
     async with testing.start() as world:
         async with side_port(world, admin=False) as http:
-            assert (await http.post(stats, json={})).status_code == 404
+            answer = await http.post(stats, json={})
+            assert await refusal(answer) == (404, "not_found")
+            assert "--http-admin" in answer.text
         async with side_port(world, client=("10.0.0.1", 1)) as http:
             assert await refusal(await http.post(stats, json={})) == (403, "forbidden")
             assert (await http.get("/metrics")).status_code == 200

@@ -34,7 +34,7 @@ from escapement.broker.side_port.openapi import PREFIX, document, path_of
 from escapement.broker.side_port.readings import take_readings
 from escapement.broker.side_port.refusals import failed, no_such_route, refusal
 from escapement.broker.side_port.shown import Shown
-from escapement.errors import Busy, EscapementError, InvalidRequest
+from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound
 from escapement.names import NamespaceName
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
@@ -74,6 +74,9 @@ class SidePortApp:
                 )
                 for verb in VERBS
             ]
+        else:
+            methods = ["GET", "POST"]
+            routes.append(Route(f"{PREFIX}/{{verb:path}}", self._bounded(_off), methods=methods))
         self.asgi = Starlette(
             routes=routes, exception_handlers={HTTPException: no_such_route, Exception: failed}
         )
@@ -144,6 +147,10 @@ class SidePortApp:
                 self._requests -= 1
 
         return handle
+
+
+async def _off(request: Request) -> Response:
+    raise NotFound("The administration over HTTP is off. Start the broker with --http-admin.")
 
 
 async def _body(request: Request) -> bytes:
