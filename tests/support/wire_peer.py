@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
-from escapement.broker.front import Front
+from escapement.broker.front.front import Front
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION

@@ -25,12 +25,12 @@ from typing import Final
 
 import trio
 
-from escapement.broker.bootstrap import Bootstrap, check_exposure
 from escapement.broker.broker import Broker
-from escapement.broker.certificates import Certificates, TlsFiles
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
-from escapement.broker.front import Front
+from escapement.broker.front.bootstrap import Bootstrap, check_exposure
+from escapement.broker.front.certificates import Certificates, TlsFiles
+from escapement.broker.front.front import Front
 from escapement.broker.runners import Runners
 from escapement.broker.service_manager import notify
 from escapement.broker.side_port.config import SidePortConfig

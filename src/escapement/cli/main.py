@@ -31,14 +31,14 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # For each command: the module that defines it, and its one-line help.
 _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
-    "backup": ("escapement.cli.backup", "Take a snapshot of a log in SQLite."),
+    "backup": ("escapement.cli.operation.backup", "Take a snapshot of a log in SQLite."),
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
     "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
     "check": (
-        "escapement.cli.check",
+        "escapement.cli.operation.check",
         "Check the log, the cursors and the index of a broker, and mend its index.",
     ),
-    "config": ("escapement.cli.config", "Show and check the settings of a broker."),
+    "config": ("escapement.cli.operation.config", "Show and check the settings of a broker."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": (
         "escapement.cli.demo.demo",
@@ -46,13 +46,13 @@ _COMMANDS: Final = {
     ),
     "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
     "doctor": (
-        "escapement.cli.doctor",
+        "escapement.cli.operation.doctor",
         "Check the machine, the data directory and the databases of a broker.",
     ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "migrate": (
-        "escapement.cli.migrate",
+        "escapement.cli.operation.migrate",
         "Create or upgrade the tables of a broker in MySQL, with another user.",
     ),
     "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),
@@ -61,7 +61,7 @@ _COMMANDS: Final = {
     "pipeline": ("escapement.cli.pipeline", "Run a job directly on the log."),
     "produce": ("escapement.cli.produce", "Publish messages, now or for later."),
     "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming them."),
-    "restore": ("escapement.cli.backup", "Restore a snapshot of a log in SQLite."),
+    "restore": ("escapement.cli.operation.backup", "Restore a snapshot of a log in SQLite."),
     "resume": ("escapement.cli.pause", "Resume paused deliveries."),
     "schedule": (
         "escapement.cli.schedule",
@@ -73,7 +73,7 @@ _COMMANDS: Final = {
         "escapement.cli.sql",
         "Send messages in an application's own transactions; query messages.",
     ),
-    "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
+    "serve": ("escapement.cli.operation.serve", "Run a broker until SIGTERM or Ctrl-C."),
     "stream": ("escapement.cli.stream", "Print the rows of a message table as they come due."),
     "tables": ("escapement.cli.tables", "Check and create message tables, and acknowledge rows."),
 }

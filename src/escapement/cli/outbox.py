@@ -22,7 +22,7 @@ from escapement.errors import InvalidRequest
 from escapement.storage.catalog.delay_policy import DelayPolicy
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.outbox.mapping import (
     DUE_UNITS,
     MAX_HEADER_COLUMNS,

@@ -9,7 +9,7 @@ import click
 from escapement.cli.input.confirm import confirm
 from escapement.cli.input.database import DATABASE, OUTBOXES, database
 from escapement.cli.sql_query import query
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.outbox.mapping_table import INSTALLED
 from escapement.storage.outbox.mapping_table import install as install_tables
 from escapement.storage.outbox.tables import RESET

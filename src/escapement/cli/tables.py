@@ -31,7 +31,7 @@ from escapement.client.connection.address import Address
 from escapement.errors import AlreadyExists, StorageError, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.tables.ddl import create_statement, create_table
 from escapement.tables.directives import MAX_COUNT, Directives, Spelling
 from escapement.tables.discovery import Discovery, MessageTable

@@ -13,8 +13,8 @@ from escapement.doctor.rights import Purpose, check_rights
 from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.engine.mysql_fitness import (
+from escapement.storage.engine.mysql.engine import MysqlEngine
+from escapement.storage.engine.mysql.fitness import (
     durability_risks,
     problems,
     server_settings,

@@ -15,8 +15,8 @@ from escapement.errors import StorageError
 from escapement.storage import schema
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.existing import tables
-from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.engine.mysql_rights import ALL, Rights, rights_of
+from escapement.storage.engine.mysql.engine import MysqlEngine
+from escapement.storage.engine.mysql.rights import ALL, Rights, rights_of
 from escapement.storage.log.table_sets import count_free
 from escapement.storage.outbox.ack_table import ACKS
 from escapement.storage.outbox.tables import IDENTITY, MAPPING, OUTBOX, REFUSED

@@ -19,7 +19,7 @@ from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 # Environment variables with the defaults of options, and the password.

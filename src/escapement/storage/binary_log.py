@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pymysql.connections import Connection as Wire
 
 from escapement.errors import InvalidRequest, StorageError, StorageUnavailable
-from escapement.storage.engine import mysql_errors
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.engine.mysql_wire import TlsIfOffered, wire_settings
+from escapement.storage.engine.mysql import errors as mysql_errors
+from escapement.storage.engine.mysql.engine import MysqlEngine
+from escapement.storage.engine.mysql.wire import TlsIfOffered, wire_settings
 
 if TYPE_CHECKING:
     from pymysqlreplication import BinLogStreamReader

@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 from escapement.errors import MissingRight, SchemaError, StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.existing import tables
-from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.storage.engine.mysql.errors import lacks_right
 from escapement.storage.engine.named_lock import named_lock
 from escapement.storage.engine.transaction import transaction
 

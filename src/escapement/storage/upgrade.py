@@ -14,7 +14,7 @@ from escapement.errors import MissingRight, StorageError
 from escapement.storage import schema
 from escapement.storage.catalog import views
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.storage.engine.mysql.errors import lacks_right
 from escapement.storage.log import table_sets
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from escapement.errors import StorageError
 from escapement.identifier import quoted
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.mysql_errors import may_not
+from escapement.storage.engine.mysql.errors import may_not
 from escapement.tables.discovery import MessageTable
 from escapement.tables.priorities import WITHOUT_WAIT
 from escapement.tables.row_ids import RowIds

@@ -22,7 +22,7 @@ import trio.testing
 from escapement.broker.broker import Broker as Server
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.crash import one_error
-from escapement.broker.front import Front
+from escapement.broker.front.front import Front
 from escapement.broker.runners import Runners
 from escapement.client.broker import Broker
 from escapement.client.connect import connect

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from escapement import testing
-from escapement.broker.front import Front
+from escapement.broker.front.front import Front
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection

@@ -17,7 +17,7 @@ from escapement.access.pattern import Pattern
 from escapement.access.rights import Need, Rights
 from escapement.access.token import Token
 from escapement.broker.access.access import USES_INTERVAL_S, Access
-from escapement.broker.bootstrap import Bootstrap
+from escapement.broker.front.bootstrap import Bootstrap
 from escapement.broker.session.outbound import Outbound
 from escapement.errors import (
     AccessDenied,

@@ -15,8 +15,8 @@ import trio
 import escapement
 import escapement.sync
 from escapement.access.token import Token
-from escapement.broker.certificates import Certificates, TlsFiles
-from escapement.broker.front import certificate_role
+from escapement.broker.front.certificates import Certificates, TlsFiles
+from escapement.broker.front.front import certificate_role
 from escapement.cli.main import run
 from escapement.errors import AccessDenied, Disconnected, InvalidRequest, Unauthenticated
 from escapement.storage.bootstrap_request import BootstrapRequest

@@ -11,7 +11,7 @@ from trio.testing import MemorySendStream, MockClock, memory_stream_pair, wait_a
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.front import Front
+from escapement.broker.front.front import Front
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION

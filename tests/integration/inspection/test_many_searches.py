@@ -17,7 +17,7 @@ from trio.testing import MockClock
 import escapement
 from escapement import testing
 from escapement.broker.broker import Broker, BrokerConfig
-from escapement.broker.front import Front
+from escapement.broker.front.front import Front
 from escapement.broker.inspection import search
 from escapement.broker.inspection.search import Sought
 from escapement.broker.limits import BrokerLimits

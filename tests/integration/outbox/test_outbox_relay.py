@@ -14,7 +14,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.clock import moment
 from escapement.sql import schedule
-from escapement.storage.engine.mysql import MysqlConnection, MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlConnection, MysqlEngine
 from escapement.storage.outbox.application import MAX_BYTES, MAX_TOPICS, OutboxInApplication
 from escapement.storage.outbox.statements import MAX_ROWS
 from escapement.storage.outbox.tables import RESET

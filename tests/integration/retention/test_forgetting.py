@@ -15,7 +15,7 @@ from escapement import testing
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.index import KEY_MAX, KEY_MIN
 from escapement.storage.upgrade import upgrade

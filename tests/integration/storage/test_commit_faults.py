@@ -16,7 +16,7 @@ from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.commit.lane import State
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine, TransactionAborted
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.journal import journal
 from support.database.servers import MysqlServer
 from support.faults.held_calls import COMMIT, Held

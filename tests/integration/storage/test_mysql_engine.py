@@ -19,8 +19,8 @@ from escapement.errors import (
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, TransactionAborted
 from escapement.storage.engine.kept_connection import KeptConnection
-from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.engine.mysql_binary import MAX_PREPARED
+from escapement.storage.engine.mysql.binary import MAX_PREPARED
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.result_buffer import Landing
 from support.database.servers import MysqlServer, SqlServer
 from support.faults.tcp_proxy import LossyProxy, lossy_proxy

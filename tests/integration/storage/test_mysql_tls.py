@@ -20,7 +20,7 @@ from escapement.broker.binary_logs import BinaryLogs
 from escapement.errors import StorageError
 from escapement.storage.binary_log import BinaryLog
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from support.database.servers import MysqlServer, private_server
 
 DAY = datetime.timedelta(days=1)

@@ -18,7 +18,7 @@ from escapement.storage.cleanup import forgetting
 from escapement.storage.engine import existing
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.lease import Identity, as_owner
 from escapement.storage.log.log import Log
 from escapement.storage.upgrade import upgrade

@@ -24,7 +24,7 @@ from escapement.storage.catalog import views
 from escapement.storage.catalog.rule import FOREVER_MS
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 from support.code_blocks import DOCS, blocks

@@ -22,7 +22,7 @@ from escapement.broker.binary_logs import BinaryLogs
 from escapement.errors import StorageUnavailable
 from escapement.storage import binary_log
 from escapement.storage.binary_log import BinaryLog
-from escapement.storage.engine.mysql_wire import TlsIfOffered
+from escapement.storage.engine.mysql.wire import TlsIfOffered
 from support.database.servers import MysqlServer, private_server
 from support.processes.broker import broker_process
 from support.tables.shops import Shop, comment

@@ -14,7 +14,7 @@ import pytest
 from escapement.errors import AlreadyExists, StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Result
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.tables.ddl import create_table
 from escapement.tables.directives import Directives
 from escapement.tables.discovery import Discovery, MessageTable

@@ -17,7 +17,7 @@ from pymysql.cursors import Cursor
 from escapement.identifier import quoted
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.tables.columns import Column
 from escapement.tables.discovery import Discovery
 from escapement.tables.fields import column_expression, fields_of, read_row

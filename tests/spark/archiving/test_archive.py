@@ -38,7 +38,7 @@ from escapement.storage import archive_record
 from escapement.storage.catalog.catalog import TopicRecord
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.state import topic_state
 from support.storage.eventful_log import TOPIC, Expected, fill
 from support.storage.topic_states import read_topic

@@ -30,7 +30,7 @@ from escapement.storage import schema
 from escapement.storage.catalog import catalog
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.inbox import inbox, job
 from escapement.storage.inbox.entry import decode_inbox_entry
 from escapement.storage.inbox.job import JobState

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 from escapement.pipeline.arrow import arrow_schema
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from support.processes.process_list import command_lines
 from support.storage.eventful_log import HOUR_MS, TOPIC, Expected, fill

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from support.storage.eventful_log import TOPIC, fill, more
 
 

@@ -16,7 +16,7 @@ from escapement.errors import NotFound
 from escapement.sql import schedule
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.outbox.ack_table import CREATE_ACKS
 from escapement.storage.outbox.tables import CREATE
 from escapement.testing import World

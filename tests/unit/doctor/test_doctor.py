@@ -13,7 +13,7 @@ from escapement.doctor.data_directory import Place, _file_system, judge, look_at
 from escapement.doctor.database import judge_skew
 from escapement.doctor.finding import Severity
 from escapement.doctor.machine import judge_descriptors
-from escapement.storage.engine.mysql_fitness import durability_risks
+from escapement.storage.engine.mysql.fitness import durability_risks
 
 GIB = 1024**3
 GOOD = Place(

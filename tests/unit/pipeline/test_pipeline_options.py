@@ -14,7 +14,7 @@ import pytest
 from escapement.cli.pipeline.source import refusals
 from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline.options import LogAddress, Options
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 
 SECRET = "s3cr3t-of-the-log"
 

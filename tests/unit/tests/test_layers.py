@@ -47,14 +47,12 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"admission", "certificates"},
     {
         "binary_logs",
         "broker_stats",
         "crash",
         "lease_keeper",
         "limits",
-        "lobby",
         "log",
         "metering",
         "outage",
@@ -76,7 +74,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"broker"},
     {"admin"},
     {"session", "side_port"},
-    {"bootstrap", "front"},
+    {"front"},
     {"server"},
 ]
 

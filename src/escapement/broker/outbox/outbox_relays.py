@@ -23,7 +23,7 @@ from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.outbox.application import OutboxInApplication
 from escapement.storage.outbox.mapping import OURS, OutboxMapping
 from escapement.storage.outbox.mapping_table import MAX_OUTBOXES, read_mappings

@@ -17,7 +17,7 @@ from escapement.clock import Clock
 from escapement.storage.blocking import Run
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.outbox.ack_table import ACKS
 
 

@@ -27,7 +27,7 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.engine.kept_connection import KeptConnection
-from escapement.storage.engine.mysql_errors import concerns_table
+from escapement.storage.engine.mysql.errors import concerns_table
 from escapement.tables.row_statements import Claimed, values_of
 
 T = TypeVar("T")

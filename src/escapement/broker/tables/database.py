@@ -46,7 +46,7 @@ from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.mysql_errors import waits_for_lock
+from escapement.storage.engine.mysql.errors import waits_for_lock
 from escapement.tables.discovery import Discovery, MessageTables
 from escapement.tables.poll import Polled, Target, index_warning, poll
 from escapement.tables.row_ids import RowIds

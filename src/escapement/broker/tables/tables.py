@@ -25,7 +25,7 @@ from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 
 # How long a request waits for the first look at a database.
 _FIRST_LOOK_S: Final = 5.0

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.event_log import EventLog
 from escapement.identifier import quoted
-from escapement.storage.engine.mysql_errors import lacks_right, waits_for_lock
+from escapement.storage.engine.mysql.errors import lacks_right, waits_for_lock
 
 T = TypeVar("T")
 

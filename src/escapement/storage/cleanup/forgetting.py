@@ -23,7 +23,7 @@ from escapement.errors import StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.existing import tables
-from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.storage.engine.mysql.errors import lacks_right
 from escapement.storage.journal import journal
 from escapement.storage.log import generation as catalog
 from escapement.storage.log import table_sets

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from escapement.errors import NotFound, StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.storage.engine.mysql.errors import lacks_right
 from escapement.storage.lease import Lease, as_owner
 from escapement.storage.log import table_sets
 from escapement.storage.log.generation import (

@@ -19,7 +19,7 @@ from escapement.cli.input.configuration import (
     settings_of,
 )
 from escapement.cli.main import run
-from escapement.cli.serve import serve
+from escapement.cli.operation.serve import serve
 from escapement.errors import InvalidRequest
 
 ROOT: Final = Path(__file__).parents[4]

@@ -6,7 +6,7 @@ import pytest
 
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress, SslMode
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 
 SECRET = "s3cr3t"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escapement.storage.engine.mysql_rights import Rights
+from escapement.storage.engine.mysql.rights import Rights
 
 FOUR = ("SELECT", "INSERT", "UPDATE", "DELETE")
 

@@ -12,8 +12,8 @@ import click
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.cli.input.configuration import ConfiguredCommand, config_warnings, settings_of
 from escapement.cli.input.options import output_option
+from escapement.cli.operation.serve import serve
 from escapement.cli.output.findings import print_findings
-from escapement.cli.serve import serve
 from escapement.doctor.data_directory import judge, look_at
 from escapement.doctor.database import check_database
 from escapement.doctor.finding import Finding, Severity, error, ok

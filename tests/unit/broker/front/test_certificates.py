@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from escapement.broker.certificates import Certificates, TlsFiles, role_of
+from escapement.broker.front.certificates import Certificates, TlsFiles, role_of
 from escapement.errors import InvalidRequest
 from support.certificates import Authority
 

@@ -12,15 +12,15 @@ from escapement.check.check import Check
 from escapement.check.repair import repair as mend
 from escapement.cli.input.configuration import ConfiguredCommand, settings_of
 from escapement.cli.input.options import output_option
+from escapement.cli.operation.serve import serve
 from escapement.cli.output.findings import print_findings
 from escapement.cli.output.progress import ProgressLine
-from escapement.cli.serve import serve
 from escapement.clock import SystemClock
 from escapement.errors import NotFound
 from escapement.storage.data_directory import DataDirectory
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 

@@ -18,8 +18,8 @@ import click
 import trio
 
 from escapement.allocator import share_one_heap
-from escapement.broker.certificates import CLIENT_CERTIFICATES, ClientCertificates, TlsFiles
 from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
+from escapement.broker.front.certificates import CLIENT_CERTIFICATES, ClientCertificates, TlsFiles
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped

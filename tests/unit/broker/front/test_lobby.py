@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from escapement.broker.admission import Admission
-from escapement.broker.lobby import First, Guest, Lobby
+from escapement.broker.front.admission import Admission
+from escapement.broker.front.lobby import First, Guest, Lobby
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_HANDSHAKE_BYTES

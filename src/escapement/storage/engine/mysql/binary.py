@@ -11,7 +11,7 @@ are sent in *bursts*: several are sent before the reply to the first is read. An
 is sent in *blocks*, each one execution with many rows.
 
 Parameters are ``None``, ``int`` (64 bit, signed), ``float``, ``str`` (UTF-8), ``bytes``,
-``bytearray`` or ``memoryview``. Results have the same types (``mysql_columns.py``). If the caller
+``bytearray`` or ``memoryview``. Results have the same types (``columns.py``). If the caller
 passes a ``Landing``, long rows are received into it, and their byte strings are views of it,
 without another copy.
 
@@ -35,8 +35,8 @@ from pymysql.protocol import MysqlPacket, OKPacketWrapper
 
 from escapement.errors import StorageError
 from escapement.storage.engine.base import Params, Result, Row, Step
-from escapement.storage.engine.mysql_columns import decode_row, decoder_of
-from escapement.storage.engine.mysql_errors import LOCK_WAIT_TIMEOUT, number_of
+from escapement.storage.engine.mysql.columns import decode_row, decoder_of
+from escapement.storage.engine.mysql.errors import LOCK_WAIT_TIMEOUT, number_of
 from escapement.storage.engine.result_buffer import Landing
 
 # The most statements that are prepared on a connection at a time. A few for each log table are used

@@ -15,8 +15,8 @@ from escapement.cli.input.configuration import (
     settings_of,
 )
 from escapement.cli.input.options import output_option
+from escapement.cli.operation.serve import serve
 from escapement.cli.output.table import print_values
-from escapement.cli.serve import serve
 
 
 @click.group()

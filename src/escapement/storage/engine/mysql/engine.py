@@ -1,7 +1,7 @@
 """The MySQL and MariaDB engine: a database on a server.
 
 This module owns the settings of a connection, and the order of begin, commit and rollback on it. It
-knows no tables. Statements with parameters use MySQL's binary protocol (``mysql_binary.py``); the
+knows no tables. Statements with parameters use MySQL's binary protocol (``binary.py``); the
 few others are sent as text.
 
 Invariants:
@@ -39,7 +39,6 @@ from escapement.errors import (
 )
 from escapement.event_log import EventLog
 from escapement.identifier import quoted
-from escapement.storage.engine import mysql_errors
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import (
     Dialect,
@@ -49,9 +48,10 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
-from escapement.storage.engine.mysql_binary import PreparedStatements
-from escapement.storage.engine.mysql_fitness import check_fitness
-from escapement.storage.engine.mysql_wire import dial
+from escapement.storage.engine.mysql import errors as mysql_errors
+from escapement.storage.engine.mysql.binary import PreparedStatements
+from escapement.storage.engine.mysql.fitness import check_fitness
+from escapement.storage.engine.mysql.wire import dial
 from escapement.storage.engine.result_buffer import Landing
 
 _log = EventLog(__name__)

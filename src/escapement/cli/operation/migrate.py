@@ -11,7 +11,7 @@ from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM
 from escapement.cli.input.database_urls import database_url_option
 from escapement.cli.output.table import counted
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.mysql import SQL_MODE, MysqlEngine
+from escapement.storage.engine.mysql.engine import SQL_MODE, MysqlEngine
 from escapement.storage.upgrade import upgrade
 
 # A generation has about a day of messages. So these last for two weeks of retention.

@@ -11,7 +11,7 @@ from pymysql.constants import CLIENT
 
 from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress, SslMode
-from escapement.storage.engine.mysql_columns import FROM_TEXT
+from escapement.storage.engine.mysql.columns import FROM_TEXT
 
 # TCP probes that detect within a minute that the other end of an idle connection has vanished.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import trio
 
-from escapement.broker.admission import Admission, Seat
+from escapement.broker.front.admission import Admission, Seat
 from escapement.errors import Busy, EscapementError, ProtocolError
 from escapement.event_log import EventLog
 from escapement.protocol.connection import Connection

@@ -7,10 +7,10 @@ from typing import Final
 
 import trio
 
-from escapement.broker.admission import Admission, Seat
 from escapement.broker.broker import Broker
-from escapement.broker.certificates import Certificates, role_of
-from escapement.broker.lobby import First, Guest, Lobby
+from escapement.broker.front.admission import Admission, Seat
+from escapement.broker.front.certificates import Certificates, role_of
+from escapement.broker.front.lobby import First, Guest, Lobby
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from escapement.broker.admission import Admission, Seat, bounded_part
+from escapement.broker.front.admission import Admission, Seat, bounded_part
 from escapement.errors import Busy
 
 

@@ -1,0 +1,1 @@
+"""The engine of MySQL and MariaDB. Begin with ``engine.py``."""
