@@ -41,6 +41,7 @@ def encoded(data: bytes) -> dict[str, str]:
 def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
     """Return requests that succeed in this order, at least one for each verb."""
     group = {"topic": "x", "group": "g"}
+    bulk = {"topic": "x", "action": "reschedule", "delay_ms": 7_200_000, "key": "k"}
     return [
         ("namespaces.create", {"namespace": "a/new"}),
         ("namespaces.list", {}),
@@ -70,6 +71,11 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("dlq.count", SUBSCRIPTION),
         ("dlq.redrive", {**SUBSCRIPTION, "count": 1}),
         ("dlq.purge", SUBSCRIPTION),
+        ("bulk.preview", bulk),
+        ("bulk.start", {**bulk, "reason": "later"}),
+        ("bulk.list", {}),
+        ("bulk.show", {"topic": "x", "id": 1}),
+        ("bulk.stop", {"topic": "x", "id": 1}),
         ("dispatch.pause", {"topic": "x", "for_ms": 1000}),
         ("dispatch.resume", SUBSCRIPTION),
         ("inbox.list", {}),
