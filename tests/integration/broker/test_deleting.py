@@ -139,7 +139,7 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
 
     async with testing.start(config=PATIENT, engine=faulty) as world:
         # Not every step is tested, because restarts are slow, above all on MySQL.
-        for number in count(1, 25 if engine.kind == "mysql" else 4):
+        for number in count(1, 25 if engine.kind == "mysql" else 7):
             await fill(world)
             write_job(engine, f"job {number}")
             archive_some(engine, f"run {number}")

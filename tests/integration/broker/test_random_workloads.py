@@ -130,7 +130,7 @@ def replayed(seed: int) -> Iterator[None]:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
 
 
-@pytest.mark.parametrize("seed", _seeds("0-23"))
+@pytest.mark.parametrize("seed", _seeds("0-15"))
 async def test_random_workload_keeps_the_invariants(
     mock_clock: trio.testing.MockClock, tmp_path: Path, seed: int
 ) -> None:
@@ -143,7 +143,7 @@ async def test_random_workload_keeps_the_invariants(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", _seeds("0-23"))
+@pytest.mark.parametrize("seed", _seeds("0-15"))
 async def test_random_workload_keeps_the_invariants_on_mysql(
     mock_clock: trio.testing.MockClock, mysql_url: str, tmp_path: Path, seed: int
 ) -> None:
