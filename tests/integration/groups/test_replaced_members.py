@@ -10,7 +10,6 @@ from trio.testing import MockClock
 
 import escapement
 from escapement import FollowUp, Replace, Settings, testing
-from escapement.broker.broker import BrokerConfig
 from escapement.errors import EscapementError
 from escapement.storage.engine.base import Engine
 from support.database.outages import Outage
@@ -63,7 +62,9 @@ async def test_message_whose_replacement_is_refused_is_not_done(mock_clock: Mock
         with held.hold(COMMIT):
             nursery.start_soon(refused)
             await held.reached()
-            (topic,) = (one for one in world.server.registry.active.values() if one.groups.completions)
+            (topic,) = (
+                one for one in world.server.registry.active.values() if one.groups.completions
+            )
             world.server.services.group_completer.look(topic)
             await world.clock.settle()
             outage.unreachable()
