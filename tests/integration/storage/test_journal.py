@@ -115,7 +115,7 @@ def test_missing_entry_raises_log_damaged(connection: Connection, seq: int) -> N
 
 def test_error_names_the_damaged_entry(connection: Connection) -> None:
     write(connection, 1, 0, 1, 2)
-    connection.execute("UPDATE journal SET data = ? WHERE seq = 2", (b"?" * 40,))
+    connection.execute("UPDATE journal SET data = ? WHERE seq = 2", (b"\x01" + b"?" * 40,))
     with pytest.raises(LogDamaged, match=r"journal lane 0, entry 2: .*checksum"):
         read(connection)
 
