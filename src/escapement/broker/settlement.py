@@ -134,12 +134,20 @@ class Settlement:
         restated.item.context()
 
     def _cancel(self, cancelled: Acks) -> None:
-        self._totals.cancelled += len(cancelled.offsets)
         topic = self._registry.active.get(cancelled.topic_id)  # None: the topic was deleted
         if topic is not None:
+            self._count_cancelled(topic, cancelled.offsets)
             topic.amendments.cancelled.committed(cancelled.offsets)
             topic.quota_watch.grown = True  # the quota may now have to drop other messages
             self._on_appended(topic)
+
+    def _count_cancelled(self, topic: Topic, offsets: Int64s) -> None:
+        """Count messages that become durably cancelled now.
+
+        A client may cancel a message while another one replaces it. It counts once.
+        """
+        gone = topic.amendments.durably_cancelled(offsets)
+        self._totals.cancelled += len(offsets) - (0 if gone is None else int(gone.sum()))
 
     def _tell_groups(self, acks: Acks, subscription: Subscription | None) -> None:
         topic = self._registry.active.get(acks.topic_id)
@@ -163,6 +171,7 @@ class Settlement:
         if topic is not None:
             replaced = part.replaced
             if replaced is not None:
+                self._count_cancelled(topic, replaced.cancelled)
                 topic.amendments.replaced(replaced.cancelled)
             if len(part.due_ms):
                 self._totals.published += len(part.due_ms)
@@ -189,7 +198,6 @@ class Settlement:
 
     def _replace(self, topic: Topic, replaced: Replaced, now_ms: int) -> None:
         """Note what became of messages with replace keys, which are durable now."""
-        self._totals.cancelled += len(replaced.cancelled)
         topic.replace_keys.store(replaced.keys, now_ms)
         self._progress.replacing.add(topic.id)
         if len(replaced.cancelled):

@@ -12,7 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from escapement.check.database import check_journal, check_lease, check_owners, check_tables
+from escapement.check.database import (
+    check_journal,
+    check_keys,
+    check_lease,
+    check_owners,
+    check_tables,
+)
 from escapement.check.index_files import check_segments, orphan, orphaned_files
 from escapement.check.problem import Problem, problem
 from escapement.check.topics import TopicsCheck
@@ -93,6 +99,7 @@ class Check:
             self._tell("the file of SQLite")
             yield from _check_sqlite(connection)
         yield from check_tables(self._engine, connection)
+        yield from check_keys(connection)
         yield from check_segments(self._data, self._tell)
         if epoch is not None:
             orphans = orphaned_files(self._data)

@@ -1,4 +1,4 @@
-"""Checks of the database without messages: lease, journal, log tables, catalog, orphaned rows.
+"""Checks of the database without messages: lease, journal, log tables, keys, catalog, orphans.
 
 A broker may change the database meanwhile. So each check reads one snapshot. The list of the tables
 that exist is in no snapshot. It counts only if it is the same twice.
@@ -6,16 +6,21 @@ that exist is in no snapshot. It counts only if it is the same twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Final
 
 from escapement.check.problem import Problem, problem
 from escapement.doctor.finding import Finding, notice, ok
 from escapement.errors import LogDamaged, StorageError, StorageUnavailable
+from escapement.message import Buffer
+from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.survey import BUNDLE
 from escapement.storage import lease, removal
 from escapement.storage.catalog.catalog import read_namespaces, read_subscriptions, read_topics
 from escapement.storage.cleanup.freeing import OF_TOPICS
+from escapement.storage.data_table import DEDUP_KEYS, REPLACE_KEYS, DataTable
+from escapement.storage.encoding.dedup_keys import decode_keys
+from escapement.storage.encoding.replace_keys import decode_replace_keys
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import cancellations_id, lapses_id
@@ -28,6 +33,11 @@ _TRIES: Final = 5
 # At most this many ids are named in a finding.
 _NAMED_IDS: Final = 5
 _LEAST_ID: Final = -(1 << 63)
+# The tables of keys that a start reads, and the function that decodes a row.
+_KEYS: Final[dict[DataTable, Callable[[Buffer], object]]] = {
+    DEDUP_KEYS: decode_keys,
+    REPLACE_KEYS: decode_replace_keys,
+}
 
 
 def check_lease(engine: Engine, connection: Connection, owner_id: str) -> Iterator[Finding]:
@@ -104,6 +114,20 @@ def _tables(engine: Engine, connection: Connection) -> tuple[Set[str], Set[str]]
     named = {table for one in generations for table in one.tables} | table_sets.names(connection)
     needed = {table for one in generations if one.id not in going for table in one.tables}
     return needed - there, there - named
+
+
+def check_keys(connection: Connection) -> Iterator[Finding]:
+    """Check that the dedup keys and replace keys of topics decode, without which no broker starts.
+
+    Each row is read and decoded by itself, so this needs no snapshot.
+    """
+    for table, decode in _KEYS.items():
+        for topic_id, part, data in table.rows(connection):
+            try:
+                decode(data)
+            except LogDamaged as damage:
+                text = f"{table.name}, part {part} of topic {topic_id}: {damage}"
+                yield problem(Kind.STATE, text)
 
 
 def check_owners(connection: Connection) -> list[Finding]:

@@ -220,6 +220,16 @@ HARMS: dict[str, tuple[Harm, str, str]] = {
         changed("leases", "UPDATE leases SET epoch = 0"), "lease", "the lease has epoch 0",
     ),
     "a cursor is spoilt": (spoilt("cursor_chunks", "chunk = 0"), "topic state", "checksum"),
+    "dedup keys are spoilt": (
+        changed("dedup_keys", "INSERT INTO dedup_keys VALUES (1, 99, X'78')"),
+        "topic state",
+        "dedup_keys, part 99 of topic 1: a part of 1 bytes",
+    ),
+    "replace keys are spoilt": (
+        changed("replace_keys", "INSERT INTO replace_keys VALUES (1, 99, X'78')"),
+        "topic state",
+        "replace_keys, part 99 of topic 1: a part of 1 bytes",
+    ),
     "a cursor is ahead of the log": (
         future_acknowledged,
         "cursors",

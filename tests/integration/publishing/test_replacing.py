@@ -436,6 +436,33 @@ async def test_cancel_of_a_message_that_is_being_replaced_is_final(mock_clock: M
             assert await deliveries(broker) == []
 
 
+async def test_message_that_is_cancelled_while_it_is_replaced_counts_as_cancelled_once(
+    mock_clock: MockClock,
+) -> None:
+    """O4: the replacement waits for its commit when the cancel arrives."""
+    held = Held()
+    async with testing.start(run=held) as world, world.connect() as broker:
+        await subscribe(broker, "s")
+        producer = await broker.producer("t")
+        await producer.send(b"a", delay=HOUR, replace="k")
+
+        async def replace() -> None:
+            receipt = await producer.send(b"b", delay=HOUR, replace="k")
+            assert receipt.replaced == id(0)
+
+        async def cancel() -> None:
+            (outcome,) = await broker.cancel(id(0))
+            assert outcome.status == AmendStatus.DONE
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(replace)
+                await held.reached()
+                nursery.start_soon(cancel)
+                await world.clock.settle()
+        assert world.server.services.totals.cancelled == 1
+
+
 # -- restarts, bounds and deletion -------------------------------------------------------------
 
 

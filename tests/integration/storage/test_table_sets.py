@@ -109,6 +109,28 @@ def test_crash_at_any_step_of_beginning_a_generation_leaves_each_set_free_or_use
     assert number > (2 if when == "after" else 6)
 
 
+def test_set_that_was_taken_in_a_commit_without_a_reply_is_taken_again(
+    administrator: MysqlEngine, broker_engine: MysqlEngine
+) -> None:
+    """N5: otherwise the last free set is lost, and the log cannot go on until a restart."""
+    prepare(administrator, 2)
+    faulty = FaultyEngine(broker_engine)
+    opened = OpenLog(faulty)
+    with closing(faulty.connect()) as connection:
+        faulty.after = DiesAt(2)  # the second commit takes the set
+        with pytest.raises(StorageUnavailable):
+            opened.log.prepare(faulty, connection, opened.lease, PARALLELISM, 0)
+    faulty.after = no_fault
+    opened.roll(PARALLELISM)
+    assert [one.table_set for one in opened.log.generations] == [1, 2]
+    opened.write(1, 0, 5)
+    delete(faulty, opened.log, opened.lease)
+    assert generations(faulty) == [1, 3]
+    rows, _ = opened.log.read_due(opened.connection, 1, 0, 10, 0, NO_LIMIT)
+    assert [row.key.base_offset for row in rows] == [0]
+    opened.connection.close()
+
+
 def test_reader_with_an_old_list_finds_no_rows_of_the_later_user_of_a_set(
     administrator: MysqlEngine, broker_engine: MysqlEngine
 ) -> None:

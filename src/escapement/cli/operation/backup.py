@@ -35,7 +35,7 @@ _MIB: Final = 1 << 20
 # The state of one moment, although the broker goes on, with rows of up to 16 MiB.
 _DUMP: Final = "--single-transaction --no-tablespaces --max-allowed-packet=64M"
 # The lease ends at once. Messages that the original broker has delivered since are marked.
-_RELEASE: Final = "UPDATE leases SET clean = 0, expires_at_ms = 0"
+_RELEASE: Final = 'UPDATE leases SET clean = 0, expires_at_ms = 0, connection_ids = ""'
 
 
 @click.command(

@@ -9,7 +9,7 @@ from enum import StrEnum
 class Kind(StrEnum):
     """What is damaged. The values are names for people."""
 
-    STATE = "topic state"  # stored sets of offsets, due times or attempts that do not decode
+    STATE = "topic state"  # stored offsets, due times, attempts or keys that do not decode
     LOG_ROWS = "log rows"  # a row does not decode, or contradicts its own columns
     LOG_ORDER = "log order"  # rows are missing or overlap
     TOPIC_END = "topic end"  # the catalog has another end of the log than its rows

@@ -139,7 +139,8 @@ class Generations:
           The new generation, and the incomplete ones of earlier failed attempts, which are going.
         """
         there = read_generations(connection)
-        given_up = [one for one in there if one.id > self.current.id]
+        # Their table sets become free again, so these generations have none.
+        given_up = [replace(one, table_set=0) for one in there if one.id > self.current.id]
         last_id = max(self.current.id, there[-1].id if there else 0)
         generation = Generation(last_id + 1, parallelism, now_ms, 0)
         return _make(engine, connection, lease, generation, given_up), given_up
@@ -187,7 +188,8 @@ def _make(
     If the broker may not create tables, the generation takes a free table set.
 
     Args:
-      given_up: incomplete generations to mark as going, too.
+      given_up: incomplete generations to mark as going, too. Nothing was written to them, so a
+        table set that one of them took is free at once.
 
     Raises:
       LeaseLost: if another broker has taken the lease.
@@ -196,6 +198,8 @@ def _make(
     with as_owner(engine, connection, lease):
         for one in (*given_up, new):
             removal.mark(connection, "generation", one.id)
+        for one in given_up:
+            table_sets.free(connection, one)
         enter(connection, new)
     try:
         create(engine, connection, new)
