@@ -71,6 +71,10 @@ def test_first_token_roles_and_revocation_on_a_running_broker(
     assert "--actions produce" in refused.stderr
     ok(*as_root, "grants", "add", "billing", "shop/eu/*", "--actions", "produce,consume", **at)
     assert ok("produce", "shop/eu/orders", "x", **as_billing) == "shop/eu/orders@0"
+    consumed = ok(
+        "consume", "shop/eu/orders", "s", "--from", "earliest", "--count", "1", **as_billing
+    )
+    assert consumed.endswith("x")
     assert "billing  shop/eu/*  produce,consume" in ok(*as_root, "grants", "list", **at)
 
     with (

@@ -115,8 +115,8 @@ class Link:
         except _ENDS as error:
             reason = str(error) or "it closed the connection"
             if isinstance(error, ssl.SSLError):
-                reason = reason_of(error)
-            elif not str(error) and address.startswith(TLS_SCHEME):
+                raise Disconnected(f"cannot connect to {address}: {reason_of(error)}") from error
+            if not str(error) and address.startswith(TLS_SCHEME):
                 reason = CLOSED
             raise Disconnected(f"cannot connect to {address}: {reason}; {_HINT}") from error
 
