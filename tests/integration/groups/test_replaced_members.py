@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
@@ -74,3 +75,22 @@ async def test_message_whose_replacement_is_refused_is_not_done(mock_clock: Mock
             await world.clock.advance(seconds=2)
         (completion,) = (await broker.groups.get("t", "g")).completions
         assert (completion.state, completion.remaining) == ("waiting", 2)
+
+
+async def test_message_that_is_being_replaced_is_waived_for_a_later_subscription(
+    mock_clock: MockClock,
+) -> None:
+    """Q10, B11: the replacement may be refused, and then nothing else would finish the message."""
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="after")
+        producer = await broker.producer("t")
+        await producer.send(b"a", delay=HOUR, group="g")
+        late = {"topic": "t", "subscription": "late", "kind": "exclusive"}
+        await broker.admin("subscriptions.create", **late)
+        (topic,) = (one for one in world.server.registry.active.values() if one.name.name == "t")
+        topic.amendments.replace(np.array([0]))
+        await broker.groups.close("t", "g", "late", FollowUp(b"done", "after"))
+        await world.clock.settle()
+        topic.amendments.restore(np.array([0]))
+        await world.clock.settle()
+        assert await in_log(broker, "after") == [b"done"]

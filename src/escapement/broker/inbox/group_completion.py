@@ -249,13 +249,11 @@ class GroupCompleter:
         self, completion: Completion, topic: Topic, subscription: Subscription
     ) -> None:
         """Acknowledge the messages of a group that the subscription will never get."""
-        members = topic.groups.members.get(completion.group)
-        if members is None:
+        if completion.group not in topic.groups.members:
             return
         log_begin = await self._reader.first_offset(topic.id, topic.next_offset)
         below = max(subscription.record.start_offset, log_begin)
-        left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
-        for base, remainders in left:
+        for base, remainders in topic.groups.left(completion, subscription, topic.amendments):
             offsets = base + np.array(remainders.to_array(), np.int64)
             offsets = offsets[offsets < below]
             if len(offsets):

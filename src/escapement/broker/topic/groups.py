@@ -224,7 +224,7 @@ class Groups:
 
         O(size of the group).
         """
-        return sum(len(left) for _, left in self._left(completion, subscription, amendments, None))
+        return sum(len(left) for _, left in self.left(completion, subscription, amendments, None))
 
     def arm(
         self, completion: Completion, subscription: Subscription, amendments: Amendments
@@ -264,7 +264,7 @@ class Groups:
         Args:
           highest: no message past this offset is left; None if that is unknown.
         """
-        for base, left in self._left(completion, subscription, amendments, highest):
+        for base, left in self.left(completion, subscription, amendments, highest):
             watch = self._watches.setdefault(completion.subscription_id, _Watch(OffsetSet(), {}))
             offset = base + left.max()
             watch.offsets.add_one(offset)
@@ -279,18 +279,30 @@ class Groups:
         if not watch.completions:
             del self._watches[subscription_id]
 
-    def _left(
+    def left(
         self,
         completion: Completion,
         subscription: Subscription,
         amendments: Amendments,
-        highest: int | None,
+        highest: int | None = None,
     ) -> Iterator[tuple[int, BitMap]]:
+        """Return the members of a group that the subscription has not finished.
+
+        The highest chunk comes first.
+
+        Messages that are being replaced are among them, because that may be undone.
+
+        Args:
+          highest: no message past this offset is left; None if that is unknown.
+
+        Returns:
+          For each chunk with such messages, its first offset, and a bitmap of the remainders.
+        """
         members = self.members.get(completion.group)
         if members is None:
             return iter(())
         cancelled: OffsetSet = amendments.cancelled
-        if len(amendments.replacing):  # the cancellation of these may be undone
+        if len(amendments.replacing):
             cancelled = cancelled.copy()
             cancelled.difference_update(amendments.replacing)
         kept = subscription.kept() if len(cancelled) else subscription.held
