@@ -198,7 +198,11 @@ def rebuild(
                 )
                 segments = (fill or partial(_by_itself, memory_bytes))(site)
                 building.name(
-                    state.log_identity.hex(), state.journal_ends, segments, base=state.mark
+                    state.log_identity.hex(),
+                    state.journal_ends,
+                    segments,
+                    base=state.mark,
+                    forgotten_until_ms=site.now_ms,
                 )
                 building.merge(IndexLimits(), renewal.during)
                 renewal.at_once()

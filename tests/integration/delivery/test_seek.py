@@ -14,7 +14,9 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.pipeline.rebuild import rebuild
 from escapement.storage.engine.base import Engine
+from escapement.storage.lease import Identity
 from escapement.testing import World, arrived
 from support.faults.held_calls import COMMIT, FETCH, KEYS, Held, uncached
 
@@ -473,11 +475,14 @@ async def test_invalid_position_is_refused(mock_clock: trio.testing.MockClock) -
 
 
 @pytest.mark.parametrize("position", ["earliest", "latest"])
-@pytest.mark.parametrize("restart", ["no", "stop", "crash"])
+@pytest.mark.parametrize("restart", ["no", "stop", "crash", "rebuild"])
 async def test_messages_due_before_the_clock_was_set_back_are_delivered(
     mock_clock: trio.testing.MockClock, engine: Engine, restart: str, position: str
 ) -> None:
-    """Q7, invariant 7: the index forgot them when they were due, and now they are delayed again."""
+    """Q7, invariant 7: the index forgot them when they were due, and now they are delayed again.
+
+    A rebuilt index does not have them either.
+    """
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             await publish(broker, "t/n/x", 1, 2, 3)
@@ -489,6 +494,9 @@ async def test_messages_due_before_the_clock_was_set_back_are_delivered(
             await world.stop()
         elif restart == "crash":
             await world.crash()
+        elif restart == "rebuild":
+            await world.stop()
+            rebuild(engine, Identity("0" * 32, "rebuild"), world.index_directory, world.clock)
         world.clock.set_back(2 * HOUR_MS)
         if restart != "no":
             await world.restart()

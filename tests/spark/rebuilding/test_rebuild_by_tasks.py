@@ -167,7 +167,8 @@ def test_files_of_a_killed_task_are_not_part_of_the_index(
     files = {path.name for path in building.directory.iterdir()}
     assert files > {one.name for one in found} | {"MARK"}, "files of the killed attempt"
     assert sum(one.rows for one in found) == 12 * 50
-    building.name("log", {}, [building.directory / one.name for one in found], base=None)
+    paths = [building.directory / one.name for one in found]
+    building.name("log", {}, paths, base=None, forgotten_until_ms=0)
     building.merge(IndexLimits(), lambda step: step())
     building.install()
     assert sorted(offset for _, _, offset in content_of(tmp_path / "index")) == list(range(600))

@@ -68,6 +68,7 @@ class Building:
         positions: Mapping[int, Position],
         segments: Iterable[Path],
         base: Mark | None,
+        forgotten_until_ms: int,
     ) -> None:
         """Write a manifest that names these segments as the whole index.
 
@@ -78,6 +79,7 @@ class Building:
           segments: durable files in the new directory, under any names. They are renamed.
           base: the last checkpoint that the database named when the rebuild read from it which
             messages are pending.
+          forgotten_until_ms: the segments have all messages that are due later.
 
         Raises:
           StorageError: if writing to the disk fails.
@@ -90,7 +92,12 @@ class Building:
                 sizes[named.name] = named.stat().st_size
             sync_directory(self.directory)
             manifest = Manifest(
-                log_identity, dict(positions), sizes, Lineage(base=base), relied_on=positions
+                log_identity,
+                dict(positions),
+                sizes,
+                Lineage(base=base),
+                forgotten_until_ms,
+                relied_on=positions,
             )
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
 

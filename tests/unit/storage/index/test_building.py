@@ -21,7 +21,7 @@ def test_new_index_of_many_segments_is_merged_before_it_replaces_the_old(tmp_pat
         paths.append(building.new_segment())
         expected.update(filled(paths[-1], BulkTable(10_000), [(1, number * 10, 10, False)]))
     building.new_segment().write_bytes(b"left by a job that died")
-    building.name("log", {0: (7, b"group")}, paths, None)
+    building.name("log", {0: (7, b"group")}, paths, None, 0)
     limits = IndexLimits(max_segments=6)
     building.merge(limits, lambda work: work())
     assert content(DelayedIndex.open(building.directory)) == expected

@@ -34,7 +34,7 @@ def test_a_bulk_table_writes_each_message_once_in_order(
             building = Building(Path(directory) / "index")
             path = building.new_segment()
             expected = filled(path, table, batches)
-            building.name("log", {}, [path], None)
+            building.name("log", {}, [path], None, 0)
             building.install()
             assert content(DelayedIndex.open(Path(directory) / "index")) == expected
 
