@@ -44,10 +44,10 @@ class Arrival:
     @property
     def until_ms(self) -> int:
         """The earliest time of a redelivery, whether its ack wait ends or it is returned now."""
-        if self.policy is None or self.was_held_up:
-            return self.now_ms
         if self.name == NO_ACK_WAIT:
             return NEVER_MS
+        if self.policy is None or self.was_held_up:
+            return self.now_ms
         return self.now_ms + back_off_ms(self.attempt, self.policy)
 
 

@@ -110,10 +110,11 @@ class Expectation:
     delivered: dict[int, int] = field(default_factory=dict)
     # Messages due by this time may have been delivered to a consumer that left without receiving.
     left_ms: int = -1
-    # The due time that a message keeps, because it was rescheduled after its delivery.
+    # The due time that a message keeps: before its reschedule it was delivered, or a broker that
+    # crashed may have delivered it.
     kept_due_ms: dict[int, int] = field(default_factory=dict)
-    # The due time that a rescheduled message may keep: a crash may have lost the record of its
-    # delivery.
+    # The due time that a message may keep if a reschedule was repeated. The first request may have
+    # moved it, and the message may have been delivered at its new time.
     maybe_kept_due_ms: dict[int, int] = field(default_factory=dict)
     # Done before the subscription began; it may or may not get them.
     optional: set[int] = field(default_factory=set)
@@ -388,14 +389,6 @@ class Model:
         if not expectation.in_log_order:
             return message.first_ms
         return min(one.published_ms for one in self.stored[offset:] if one is not None)
-
-    def is_on_record(self, expectation: Expectation, offset: int) -> bool:
-        """Return whether the broker is certain of a delivery that it names in an outcome."""
-        message = self.stored[offset]
-        assert message is not None
-        is_doubtful = message.due_ms <= self.doubtful_ms
-        is_recent = expectation.delivered.get(offset) == len(self.crashes)
-        return is_recent or not is_doubtful or expectation.is_known_delivered(offset)
 
     def wanted(self, expectation: Expectation) -> set[int]:
         """Return the messages that a subscription must get, done or not."""

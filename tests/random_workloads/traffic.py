@@ -162,22 +162,33 @@ class Traffic(Consuming):
         spread = (spread_ms, "ms") if spread_ms else None
         await self.catch_up()
 
-        async def ask() -> None:
-            outcomes = await self.retry(
-                lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC, spread=spread)
+        tries = 0
+
+        async def request() -> Any:
+            nonlocal tries
+            tries += 1
+            return await self.broker.reschedule(
+                named, at=moment(due_ms), topic=TOPIC, spread=spread
             )
+
+        async def ask() -> None:
+            outcomes = await self.retry(request)
             await self.retry(self.read_log)  # messages may have been deleted meanwhile
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
                 seed = seeds(outcome.id.topic, np.array([outcome.id.offset]))
-                self.note_rescheduled(outcome, due_ms + int(places_ms(seed, spread_ms)[0]))
+                at_ms = due_ms + int(places_ms(seed, spread_ms)[0])
+                self.note_rescheduled(outcome, at_ms, repeated=tries > 1)
 
         await self.ask_again_after_crash(ask)
 
-    def note_rescheduled(self, outcome: Any, due_ms: int, *, racing: bool = False) -> None:
+    def note_rescheduled(
+        self, outcome: Any, due_ms: int, *, racing: bool = False, repeated: bool = False
+    ) -> None:
         """Check an outcome of a reschedule and note it.
 
         Args:
           racing: the message may have been cancelled just before or after.
+          repeated: the message may have been moved by an earlier request whose answer was lost.
         """
         model, offset = self.model, outcome.id.offset
         message = model.stored[offset] if offset < model.end else None
@@ -192,10 +203,10 @@ class Traffic(Consuming):
             return
         for name, expectation in model.expectations.items():
             if name in outcome.handed and not expectation.in_log_order:
-                if model.is_on_record(expectation, offset):
-                    expectation.kept_due_ms.setdefault(offset, message.due_ms)
-                else:
+                if repeated:
                     expectation.maybe_kept_due_ms.setdefault(offset, message.due_ms)
+                elif offset not in expectation.maybe_kept_due_ms:
+                    expectation.kept_due_ms.setdefault(offset, message.due_ms)
         model.reschedules += 1
         # A past time becomes now, or the first time of a subscription that began just now.
         shared = [

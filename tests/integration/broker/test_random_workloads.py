@@ -21,15 +21,12 @@ range of seeds. ``ESCAPEMENT_STEPS=300`` makes each workload longer.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
-from trio._core import _run as scheduler
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
@@ -47,6 +44,7 @@ from random_workloads.same_tick import SameTick
 from support.database.outages import Outage
 from support.faults.held_calls import Held
 from support.seeds import named, seeds
+from support.trio_order import replayed
 
 
 def _seeds(usual: str) -> range:
@@ -114,20 +112,6 @@ WEIGHTED = {
 
 # The lowest weights: without these steps a workload would test nothing.
 FLOOR = [6 * (name in ("publish", "advance", "consume", "subscribe")) for name in WEIGHTED]
-
-
-@contextlib.contextmanager
-def replayed(seed: int) -> Iterator[None]:
-    """Make trio order its tasks by the seed; otherwise the order is random."""
-    before, scheduler._ALLOW_DETERMINISTIC_SCHEDULING = (
-        scheduler._ALLOW_DETERMINISTIC_SCHEDULING,
-        True,
-    )
-    scheduler._r.seed(seed)
-    try:
-        yield
-    finally:
-        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
 
 
 @pytest.mark.parametrize("seed", _seeds("0-15"))

@@ -13,7 +13,9 @@ from escapement import testing
 from escapement.broker.config import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.protocol.amend_status import AmendStatus
+from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
+from support.faults.dying_brokers import lose_index
 
 KINDS = ["shared", "exclusive", "failover"]
 LATER = timedelta(hours=1)
@@ -241,6 +243,42 @@ async def test_kept_message_comes_in_the_order_of_its_key(
                 assert all(message.redelivered for message in of_key)
                 await inbox.ack([message.id for message in messages])
         assert order == [b"%d" % n for n in range(20)]
+
+
+@pytest.mark.parametrize("index", ["kept", "lost"])
+async def test_quota_drops_a_kept_message_by_its_earlier_due_time(
+    index: str, mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: the message is later for another subscription, which still gets it then.
+
+    A broker that rebuilds its index drops the same message.
+    """
+    async with testing.start(engine=engine) as world:
+        ids = await deliver_and_crash(world)
+        async with world.connect() as broker:
+            new = {"topic": "x", "subscription": "new", "position": "earliest"}
+            await broker.admin("subscriptions.create", **new)
+            outcome = await change(broker, "reschedule", ids[1:2])
+            assert outcome.done.all()
+            assert outcome.subscriptions == ("s",)
+            await world.clock.advance(seconds=1)
+            await (await broker.producer("x")).send(b"newer")
+            await world.crash()
+        if index == "lost":
+            lose_index(world)
+        await world.restart()
+        async with world.connect() as broker:
+            quota = {"quota_messages": 2, "quota_action": "drop_oldest"}
+            await broker.admin("topics.update", topic="x", policy=quota)
+            await world.clock.advance(seconds=2)
+            rows = await broker.admin("subscriptions.list", topic="x")
+            assert {row["subscription"]: row["dropped"] for row in rows} == {"s": 1, "new": 1}
+            await broker.admin("topics.update", topic="x", policy={"quota_messages": 0})
+            await world.clock.advance(seconds=LATER.total_seconds())
+            for name, left in [("s", []), ("new", [b"had"])]:
+                async with broker.consumer("x", name) as inbox:
+                    values = [message.payload for message in await arrived(inbox)]
+                    assert values == [b"had too", b"newer", *left]
 
 
 async def test_subscription_created_after_a_crash_is_never_named_for_it(

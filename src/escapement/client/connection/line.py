@@ -97,7 +97,7 @@ class Line:
         self._answers: dict[int, Callable[[Answer], None]] = {}
         self._ids = count(1)
         self._requests = count(1)
-        self._dirty: set[Attachment] = set()
+        self._dirty: dict[Attachment, None] = {}  # in the order in which they woke
         self._agenda: dict[Attachment, float] = {}
         self._bell = anyio.Event()
         self._retry = Retry(settings.reconnect_first_s, settings.reconnect_longest_s)
@@ -123,13 +123,13 @@ class Line:
     def detach(self, attachment: Attachment) -> None:
         """Remove a producer or consumer; does nothing if it was removed before."""
         self._attachments.pop(attachment._id, None)
-        self._dirty.discard(attachment)
+        self._dirty.pop(attachment, None)
         self._agenda.pop(attachment, None)
 
     def wake(self, attachment: Attachment) -> None:
         """Let the pump call ``_pump`` of an attachment in its next turn; O(1)."""
         if attachment not in self._dirty and attachment._id in self._attachments:
-            self._dirty.add(attachment)
+            self._dirty[attachment] = None
             self._bell.set()
 
     def send(self, command: Command) -> None:
@@ -269,8 +269,8 @@ class Line:
     def _turn(self) -> float:
         """Do one turn of the pump, and return the time of the next one."""
         now_s = anyio.current_time()
-        turn, self._dirty = self._dirty, set()
-        turn.update([a for a, at_s in self._agenda.items() if at_s <= now_s])
+        turn, self._dirty = self._dirty, {}
+        turn.update(dict.fromkeys(a for a, at_s in self._agenda.items() if at_s <= now_s))
         for attachment in turn:
             at_s = attachment._pump(now_s)
             if at_s < inf and attachment._id in self._attachments:
