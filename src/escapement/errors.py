@@ -275,6 +275,13 @@ class Busy(EscapementError):
     retryable = True
 
 
+class WrongBundle(EscapementError):
+    """Raised when a topic belongs to a bundle that another broker owns. Ask that broker."""
+
+    code = "wrong_bundle"
+    retryable = True
+
+
 class BacklogFull(EscapementError):
     """Raised when the backlog of a topic is full and publishing to it is refused for now."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,8 @@ class Broker:
       clock: the source of time.
       runners: make blocking calls, usually in threads.
       config: the settings; None for the defaults.
+      bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
+        same database. Only the broker of bundle 0 serves outboxes and message tables.
     """
 
     def __init__(
@@ -84,9 +87,13 @@ class Broker:
         clock: Clock,
         runners: Runners,
         config: BrokerConfig | None = None,
+        bundle_id: int = 0,
     ) -> None:
         self.identity = identity
+        self.bundle_id = bundle_id
         self.config = config or BrokerConfig()
+        if bundle_id:
+            self.config = replace(self.config, outboxes=(), tables=())
         self.clock = clock
         self.stopping = False
         self.output = OutputBound(self.config.limits.output_bytes)
@@ -149,7 +156,12 @@ class Broker:
         await run(migrate, self._engine)
         await run(create_views, self._engine)
         lease = await run(
-            leases.acquire, self._engine, self.identity, self._limits.lease_ms, self.clock
+            leases.acquire,
+            self._engine,
+            self.identity,
+            self._limits.lease_ms,
+            self.clock,
+            self.bundle_id,
         )
         _log.info(
             "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch

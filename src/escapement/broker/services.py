@@ -42,6 +42,7 @@ from escapement.broker.recovery.activation import Activation
 from escapement.broker.recovery.passivator import Passivator
 from escapement.broker.recovery.recovery import Ground
 from escapement.broker.recovery.replay import Replay
+from escapement.broker.registry.bundle import Bundle
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.broker.registry.topic_batches import TopicBatches
@@ -182,9 +183,14 @@ class Services:
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
             self._keeper.lease.epoch,
+            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect),
         )
         self.access = Access(
-            Changes(self.pipeline.transact), clock, ground.state.tokens, ground.state.grants
+            Changes(self.pipeline.transact),
+            clock,
+            ground.state.tokens,
+            ground.state.grants,
+            lease.bundle_id,
         )
         self.compactor = Compactor(
             ground.index, self.registry, self.passive_topics, self._progress, clock, run
@@ -372,6 +378,7 @@ class Services:
             run,
             config.limits,
             self.amender,
+            lambda topic: self.dead_letter_writer.keep(topic),
         )
         self.relays = Relays(
             config.outboxes,

@@ -25,6 +25,7 @@ from escapement.check.topics import TopicsCheck
 from escapement.doctor.finding import Finding, Severity, error, notice
 from escapement.errors import StorageError
 from escapement.storage import lease
+from escapement.storage.bundles import bundle_count
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.schema import require
 
@@ -92,15 +93,18 @@ class Check:
 
     def _all(self, connection: Connection) -> Iterator[Finding]:
         self._tell("the lease and the journal")
-        yield from check_lease(self._engine, connection, self._owner_id)
-        yield from check_journal(connection)
+        bundles = range(bundle_count(connection))
+        for bundle_id in bundles:
+            yield from check_lease(self._engine, connection, self._owner_id, bundle_id)
+            yield from check_journal(connection, bundle_id)
         epoch = self._idle_epoch(connection)
         if epoch is not None and self._engine.kind == "sqlite":
             self._tell("the file of SQLite")
             yield from _check_sqlite(connection)
         yield from check_tables(self._engine, connection)
         yield from check_keys(connection)
-        yield from check_segments(self._data, self._tell)
+        for bundle_id in bundles:
+            yield from check_segments(self._data, self._tell, bundle_id)
         if epoch is not None:
             orphans = orphaned_files(self._data)
             if self._idle_epoch(connection) == epoch:  # otherwise a broker has started meanwhile

@@ -14,7 +14,6 @@ from escapement.doctor.finding import Finding, notice, ok
 from escapement.errors import LogDamaged, StorageError, StorageUnavailable
 from escapement.message import Buffer
 from escapement.pipeline.auditing.finding import Kind
-from escapement.pipeline.auditing.survey import BUNDLE
 from escapement.storage import lease, removal
 from escapement.storage.catalog.catalog import read_namespaces, read_subscriptions, read_topics
 from escapement.storage.cleanup.freeing import OF_TOPICS
@@ -40,14 +39,16 @@ _KEYS: Final[dict[DataTable, Callable[[Buffer], object]]] = {
 }
 
 
-def check_lease(engine: Engine, connection: Connection, owner_id: str) -> Iterator[Finding]:
-    """Check the lease, and say who has it.
+def check_lease(
+    engine: Engine, connection: Connection, owner_id: str, bundle_id: int = 0
+) -> Iterator[Finding]:
+    """Check the lease of a bundle, and say who has it.
 
     Args:
       owner_id: the identity of this process if it has taken the lease itself, else "".
     """
-    last_epoch = journal.last_epoch(connection, BUNDLE)
-    row = lease.look(engine, connection, BUNDLE)
+    last_epoch = journal.last_epoch(connection, bundle_id)
+    row = lease.look(engine, connection, bundle_id)
     if row is None:
         yield problem(Problem.LEASE, "the row of the lease is missing, so no broker can start")
         return
@@ -70,11 +71,11 @@ def check_lease(engine: Engine, connection: Connection, owner_id: str) -> Iterat
         )
 
 
-def check_journal(connection: Connection) -> list[Finding]:
-    """Check that all entries of the journal decode and that none is missing."""
+def check_journal(connection: Connection, bundle_id: int = 0) -> list[Finding]:
+    """Check that all entries of a bundle's journal decode and that none is missing."""
     connection.snapshot()
     try:
-        count = sum(1 for _ in journal.read(connection, BUNDLE))
+        count = sum(1 for _ in journal.read(connection, bundle_id))
     except LogDamaged as damage:
         return [problem(Problem.JOURNAL, str(damage))]
     finally:
@@ -147,7 +148,7 @@ def check_owners(connection: Connection) -> list[Finding]:
 
 def _orphans(connection: Connection) -> Iterator[Finding]:
     namespaces = {one.id for one in read_namespaces(connection)}
-    of_topics = {one.id: one.namespace_id for one in read_topics(connection, BUNDLE)}
+    of_topics = {one.id: one.namespace_id for one in read_topics(connection, None)}
     of_subscriptions = {one.id: one.topic_id for one in read_subscriptions(connection)}
     for what, owner, owners, there in (
         ("topic", "namespace", of_topics, namespaces),

@@ -10,20 +10,23 @@ from escapement.doctor.finding import Finding, notice, ok
 from escapement.errors import IndexDamaged
 from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.storage.data_directory import index_directory
 from escapement.storage.index.building import building_directory
 from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile, no_failpoint
 
 
-def check_segments(data: Path, tell: Callable[[str], None]) -> list[Finding]:
-    """Read each block of the index, and report each that is damaged.
+def check_segments(data: Path, tell: Callable[[str], None], bundle_id: int = 0) -> list[Finding]:
+    """Read each block of the index of a bundle, and report each that is damaged.
 
     Args:
       tell: called with a text about the progress.
     """
-    if not (data / "index" / MANIFEST_NAME).exists():
-        return [notice(Kind.INDEX_FILES, f"{data} has no index; a broker builds it from the log")]
+    directory = index_directory(data, bundle_id)
+    if not (directory / MANIFEST_NAME).exists():
+        which = f"{data} has no index" if not bundle_id else f"there is no index {directory}"
+        return [notice(Kind.INDEX_FILES, f"{which}; a broker builds it from the log")]
     try:
-        index = IndexCount.open(data)
+        index = IndexCount.open(data, bundle_id)
     except IndexDamaged as damage:
         return [problem(Kind.INDEX_FILES, str(damage))]
     found = [problem(Kind.INDEX_FILES, text) for text in dict.fromkeys(index.check(tell))]

@@ -22,10 +22,11 @@ from escapement.check.check import Check
 from escapement.check.problem import OF_THE_INDEX, OF_THE_LOG, Problem
 from escapement.clock import Clock, moment
 from escapement.doctor.finding import Finding, Severity, notice
+from escapement.errors import InvalidRequest
 from escapement.pipeline.auditing.finding import Kind
-from escapement.pipeline.auditing.survey import BUNDLE
 from escapement.pipeline.rebuilding.held_lease import held_lease
 from escapement.storage import lease
+from escapement.storage.bundles import bundle_count
 from escapement.storage.data_directory import DataDirectory
 from escapement.storage.directory import sync_directory
 from escapement.storage.engine.base import Connection, Engine
@@ -48,6 +49,7 @@ def repair(
     """Check a stopped broker and mend it; blocking. Return the findings. Mended ones are notices.
 
     Raises:
+      InvalidRequest: if the database has several bundles.
       LeaseHeld: if a broker owns the log.
       LeaseLost: if another broker took the lease because this process stood still.
       StorageError: if the database or the disk fails.
@@ -55,6 +57,11 @@ def repair(
     identity = Identity(directory.identity, "check --repair")
     with closing(engine.connect()) as connection:
         require(connection)
+        if bundle_count(connection) > 1:
+            raise InvalidRequest(
+                "The database has several bundles of topics, and --repair mends a database with one"
+                " only. Run the check without --repair."
+            )
         findings = _mend_lease(engine, connection, identity)
         with held_lease(engine, identity, clock) as renewal:
             check = Check(engine, directory.path, tell, identity.owner_id)
@@ -70,11 +77,11 @@ def repair(
 
 
 def _mend_lease(engine: Engine, connection: Connection, identity: Identity) -> list[Finding]:
-    last_epoch = journal.last_epoch(connection, BUNDLE)
-    row = lease.look(engine, connection, BUNDLE)
+    last_epoch = journal.last_epoch(connection, 0)
+    row = lease.look(engine, connection)
     if row is not None and row.epoch >= last_epoch:
         return []
-    lease.restore(engine, connection, identity, last_epoch, BUNDLE)
+    lease.restore(engine, connection, identity, last_epoch)
     lost = "was missing" if row is None else f"had epoch {row.epoch}"
     return [notice(Problem.LEASE, f"the lease {lost}", f"Mended: it has epoch {last_epoch} now.")]
 

@@ -18,8 +18,10 @@ from escapement.errors import IndexDamaged
 from escapement.names import TopicName
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.auditing.recount import Recount, recount
-from escapement.pipeline.auditing.survey import BUNDLE, Survey, TopicCount
+from escapement.pipeline.auditing.survey import Survey, TopicCount
+from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog.catalog import read_named
+from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.segments.manifest import MANIFEST_NAME
 
@@ -46,14 +48,9 @@ class TopicsCheck:
     _counts: list[TopicCount] = field(default_factory=list)
 
     def run(self) -> Iterator[Finding]:
-        """Check all topics in the order of their ids, and yield findings."""
-        names = [name for name, _ in read_named(self.connection, BUNDLE)]
-        seen: set[Finding] = set()
-        for first in range(0, len(names), _TOPICS_AT_ONCE):
-            for one in self._group(names[first : first + _TOPICS_AT_ONCE]):
-                if one not in seen:  # each group would say that the whole index does not fit
-                    seen.add(one)
-                    yield one
+        """Check all topics, bundle after bundle, and yield findings."""
+        for bundle_id in range(bundle_count(self.connection)):
+            yield from self._of_bundle(bundle_id)
         messages, rows, pending = (
             sum(getattr(one, what) for one in self._counts)
             for what in ("messages", "rows", "pending")
@@ -64,9 +61,19 @@ class TopicsCheck:
             f" {pending:,}",
         )
 
-    def _group(self, names: Sequence[TopicName]) -> list[Finding]:
+    def _of_bundle(self, bundle_id: int) -> Iterator[Finding]:
+        """Check the topics of a bundle in the order of their ids, and yield findings."""
+        names = [name for name, _ in read_named(self.connection, bundle_id)]
+        seen: set[Finding] = set()
+        for first in range(0, len(names), _TOPICS_AT_ONCE):
+            for one in self._group(names[first : first + _TOPICS_AT_ONCE], bundle_id):
+                if one not in seen:  # each group would say that the whole index does not fit
+                    seen.add(one)
+                    yield one
+
+    def _group(self, names: Sequence[TopicName], bundle_id: int) -> list[Finding]:
         for _ in range(_TRIES):
-            found = self._attempt(names, self._index())
+            found = self._attempt(names, self._index(bundle_id))
             if found is not None:
                 return found
         which = f"topics {names[0].full} to {names[-1].full}"
@@ -78,11 +85,11 @@ class TopicsCheck:
         text = f"{which} were not compared with the index, because it changed too often"
         return [notice("index", text, remedy), *found]
 
-    def _index(self) -> IndexCount | None:
-        if not (self.data / "index" / MANIFEST_NAME).exists():
+    def _index(self, bundle_id: int) -> IndexCount | None:
+        if not (index_directory(self.data, bundle_id) / MANIFEST_NAME).exists():
             return None
         try:
-            return IndexCount.open(self.data)
+            return IndexCount.open(self.data, bundle_id)
         except IndexDamaged:
             return None  # ``check_segments`` reports it
 

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 # at most, and the job reports its progress after each step.
 _MESSAGES_AT_ONCE: Final = 10_000_000
 _TOPICS_AT_ONCE: Final = 500
-# The database divides topics into bundles, each with one owner. So far, all topics are in bundle 0.
-_BUNDLE: Final = 0
 _SUFFIX: Final = ".zstd.parquet"
 
 
@@ -257,10 +255,9 @@ class _Run:
                 "no namespace is to be archived. For each namespace to archive, run escapement"
                 " admin namespaces update TENANT/NAMESPACE --archive yes"
             )
-        of_bundle = read_topics(self._connection, _BUNDLE)
         return [
             (TopicName(space.tenant, space.name, one.name), space.policy.retention_ms)
-            for one in of_bundle
+            for one in read_topics(self._connection, None)
             if (space := spaces.get(one.namespace_id)) is not None
         ]
 

@@ -38,7 +38,7 @@ from escapement.pipeline.auditing.recount import (
     Stretch,
     recount,
 )
-from escapement.pipeline.auditing.survey import BUNDLE, STRETCH, Survey, TopicCount
+from escapement.pipeline.auditing.survey import STRETCH, Survey, TopicCount
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.source.archived_reading import ArchivedPart
 from escapement.pipeline.task_groups import group_pieces
@@ -186,4 +186,4 @@ def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
     """Return the names of the ``wanted`` topics, each once, or of all topics if it is empty."""
     if wanted:
         return list(dict.fromkeys(map(TopicName.parse, wanted)))
-    return [name for name, _ in read_named(connection, BUNDLE)]
+    return [name for name, _ in read_named(connection)]

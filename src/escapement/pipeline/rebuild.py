@@ -182,7 +182,7 @@ def rebuild(
             try:
                 state = load_state(connection)
                 tail = JournalTail(list(journal.read(connection, 0)))
-                log = Log.look(connection)
+                log = Log.look(connection, 0)
                 done = Progress(log_bytes=sum(one.size_bytes for one in log.generations))
                 pending_by_topic = pending_messages_of(state, tail, log, connection)
                 site = Site(

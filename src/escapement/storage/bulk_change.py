@@ -148,7 +148,7 @@ def create(connection: Connection, change: BulkChange, bundle_id: int = 0) -> in
     ).last_id
 
 
-def save(connection: Connection, change: BulkChange) -> None:
+def save(connection: Connection, change: BulkChange, bundle_id: int = 0) -> None:
     """Store the state and the progress of a bulk change. Mark the parts of an ended one."""
     connection.execute(
         "UPDATE bulk_changes SET state = ?, total = ?, next_offset = ?, done_count = ?,"
@@ -166,7 +166,7 @@ def save(connection: Connection, change: BulkChange) -> None:
         ),
     )
     if change.has_ended:
-        removal.mark(connection, "bulk_change", change.id)
+        removal.mark(connection, "bulk_change", change.id, bundle_id)
 
 
 def delete(connection: Connection, ids: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ lock while it has the directory open. The kernel releases the lock however the p
     broker.id   the identity, 32 hexadecimal digits
     broker.lock locked while a broker runs here; contains its process id, for operators
     index/      the delayed index; may be deleted while no broker runs
+    index-NN/   the delayed indexes of other bundles than 0
     log.sqlite3 the log, if it is not in MySQL
 """
 
@@ -63,8 +64,12 @@ class DataDirectory:
 
     @property
     def index(self) -> Path:
-        """Path of the directory that contains the delayed index."""
-        return self.path / "index"
+        """Path of the directory that contains the delayed index of bundle 0."""
+        return self.index_of(0)
+
+    def index_of(self, bundle_id: int) -> Path:
+        """Return the path of the directory that contains the delayed index of a bundle."""
+        return index_directory(self.path, bundle_id)
 
     def close(self) -> None:
         """Release the lock of the data directory."""
@@ -75,6 +80,11 @@ class DataDirectory:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def index_directory(data: Path, bundle_id: int) -> Path:
+    """Return the directory of a bundle's delayed index in a data directory."""
+    return data / (f"index-{bundle_id:02}" if bundle_id else "index")
 
 
 def _identity(path: Path) -> str:

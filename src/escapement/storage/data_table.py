@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from escapement.message import Buffer
 from escapement.storage.engine.base import Connection, Row
-from escapement.storage.engine.paging import pages
+from escapement.storage.engine.paging import pages, pages_of
 
 # Lower than every owner id. Owner ids may be negative: the set of a topic's cancelled offsets has
 # the negative id of the topic as its owner.
@@ -65,10 +65,17 @@ class DataTable:
         yield from ((self.put, tuple(row)) for row in rows if row[-1])
         yield from ((self.delete, row[:-1]) for row in rows if not row[-1])
 
-    def rows(self, connection: Connection) -> Iterator[Row]:
-        """Yield all rows of the table in the order of their keys: the columns of key, and data."""
+    def rows(self, connection: Connection, owners: Sequence[int] | None = None) -> Iterator[Row]:
+        """Yield rows of the table in the order of their keys: the columns of key, and data.
+
+        Args:
+          owners: the ids of the owners whose rows are read; None for all rows.
+        """
         columns = f"{', '.join(self.key)}, data"
-        return pages(connection, self.name, self.key, columns, self.page_rows, self.least)
+        at_once = (self.key, columns, self.page_rows, self.least)
+        if owners is None:
+            return pages(connection, self.name, *at_once)
+        return pages_of(connection, self.name, *at_once, self.key[0], owners)
 
     def rows_of(self, connection: Connection, owner_id: int) -> list[Row]:
         """Return all rows of one owner as (number, data), in the order of their numbers."""

@@ -1,10 +1,10 @@
 """The lease on a bundle of topics, and the epoch that proves the right to write.
 
-Owns the table ``leases``. A *bundle* is the set of topics that one broker owns; today a database
-has one bundle, with id 0. The *owner* is the broker that has the lease of the bundle. A broker's
-identity is in its data directory, so a restarted broker takes back its own lease at once. It takes
-another broker's lease only after that has expired *by the database's clock*. The *epoch* is a
-number that grows with each acquisition.
+Owns the table ``leases``. A *bundle* is a set of topics that one broker owns. A new database has
+one bundle, with id 0 (storage/bundles.py). The *owner* is the broker that has the lease of the
+bundle. A broker's identity is in its data directory, so a restarted broker takes back its own lease
+at once. It takes another broker's lease only after that has expired *by the database's clock*. The
+*epoch* is a number that grows with each acquisition.
 
 **The epoch decides, not the time.** A transaction that writes begins by locking the lease row in
 share mode and comparing the epoch (:func:`check`). (A group commit sends its writes together with

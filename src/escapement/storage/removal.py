@@ -3,7 +3,8 @@
 Owns the table ``removals``. A mark is a kind, such as "topic", and an id. A request that deletes a
 topic, for example, only deletes its row in the catalog and marks its id here, in one transaction.
 Ids are never reused, so no reader finds the topic's other rows any more. The housekeeper deletes
-these in small steps, and continues after a crash.
+these in small steps, and continues after a crash. A mark names the bundle whose owner has deleted
+the thing. Only the housekeeper of that bundle's broker deletes the rows.
 
 There are marks for deleted topics, subscriptions, their lag, inbox targets, staged batches and the
 parts of bulk changes (storage/cleanup/freeing.py), for generations of the log
@@ -31,9 +32,15 @@ What = Literal[
 ]
 
 
-def mark(connection: Connection, kind: What, id: int) -> None:
-    """Mark the rows of an id for later deletion, inside the open transaction."""
-    connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
+def mark(connection: Connection, kind: What, id: int, bundle_id: int = 0) -> None:
+    """Mark the rows of an id for later deletion, inside the open transaction.
+
+    Args:
+      bundle_id: the bundle whose owner deletes them.
+    """
+    connection.execute(
+        "REPLACE INTO removals (kind, id, bundle_id) VALUES (?, ?, ?)", (kind, id, bundle_id)
+    )
 
 
 def marked(connection: Connection, kind: What) -> list[int]:

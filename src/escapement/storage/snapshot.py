@@ -25,6 +25,7 @@ from typing import Final
 
 from escapement.errors import AlreadyExists, LogDamaged, NotFound, StorageError
 from escapement.storage import schema
+from escapement.storage.bundles import MAX_BUNDLES, bundle_count
 from escapement.storage.data_directory import DataDirectory
 from escapement.storage.directory import sync_directory
 from escapement.storage.engine.base import Connection
@@ -104,7 +105,9 @@ def restore(snapshot: Path, data: Path, progress: Progress) -> int:
             with _in_words(partial):
                 _adopt(SqliteEngine(partial))
             size_bytes = _check(partial, progress)
-            DelayedIndex.discard(directory.index)
+            for bundle_id in range(MAX_BUNDLES):
+                if directory.index_of(bundle_id).is_dir():
+                    DelayedIndex.discard(directory.index_of(bundle_id))
     return size_bytes
 
 
@@ -161,9 +164,10 @@ def _check(database: Path, progress: Progress) -> int:
         if found != [("ok",)]:
             raise LogDamaged(f"{database} is damaged: {found[0][0]}")
         if schema.is_current(connection):
-            load_state(connection)
-            for _ in journal.read(connection, 0):
-                pass
+            for bundle_id in range(bundle_count(connection)):
+                load_state(connection, bundle_id)
+                for _ in journal.read(connection, bundle_id):
+                    pass
             _check_rows(connection, total, progress)
         connection.execute("PRAGMA journal_mode = DELETE")
     return total

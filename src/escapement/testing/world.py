@@ -51,6 +51,7 @@ class World:
       clock: the virtual clock of the broker.
       config: the configuration of the broker.
       index_directory: the directory in which the broker keeps its index of pending messages.
+      bundle_id: the bundle of topics that the broker owns.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class World:
         index_directory: Path,
         config: BrokerConfig,
         run: Run,
+        bundle_id: int = 0,
     ) -> None:
+        self.bundle_id = bundle_id
         self.clock = clock
         self.config = config
         self._nursery = nursery
@@ -129,6 +132,7 @@ class World:
             self.clock,
             Runners.all_by(self._run),
             self.config,
+            self.bundle_id,
         )
         try:
             with self._incarnation:

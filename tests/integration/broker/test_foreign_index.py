@@ -159,7 +159,7 @@ async def test_rebuilt_index_is_current_until_another_broker_writes_a_checkpoint
     connection = engine.connect()
 
     def unindexed() -> list[RowKey] | None:
-        return IndexCount.open(tmp_path).unindexed(connection, 0)
+        return IndexCount.open(tmp_path).unindexed(connection)
 
     async with brokers.live(engine, tmp_path) as world:
         await publish_and_acknowledge(world)

@@ -28,8 +28,8 @@ def test_generation_dropped_before_it_is_read_is_skipped(
     look = Log.look
     looks: list[Log] = []
 
-    def look_at_a_log_that_loses_its_oldest(connection: Connection) -> Log:
-        found = look(connection)
+    def look_at_a_log_that_loses_its_oldest(connection: Connection, bundle_id: int) -> Log:
+        found = look(connection, bundle_id)
         looks.append(found)
         if len(looks) % 2:  # the next look does not find it
             oldest = found.generations[0]

@@ -14,7 +14,7 @@ from escapement.storage.schema import Migration, migrations
 ADDITION = re.compile(
     r"CREATE TABLE IF NOT EXISTS \w+ \("
     r"|ALTER TABLE \w+ ADD COLUMN \w+ (?!.*NOT NULL(?! DEFAULT))"
-    r"|\{insert_ignore\} INTO leases",
+    r"|\{insert_ignore\} INTO (leases|shared_numbers)\b",
 )
 # Words that stay as they are, so that a statement still has its placeholders.
 SAME = {

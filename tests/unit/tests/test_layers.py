@@ -81,7 +81,7 @@ BROKER_FLOORS: list[set[str]] = [
 # The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "bootstrap_request", "data_directory", "directory", "engine", "offsets"},
-    {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
+    {"binary_log", "bundles", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"bulk_change", "inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state", "upgrade"},

@@ -33,6 +33,7 @@ from escapement.errors import (
     LimitExceeded,
     NotFound,
     Unauthenticated,
+    WrongBundle,
 )
 from escapement.storage.catalog.grants import put_grant, remove_grant
 from escapement.storage.catalog.tokens import (
@@ -62,6 +63,8 @@ class Access:
 
     Args:
       changes: makes changes durable.
+      bundle_id: the bundle that the broker owns. All bundles share tokens and grants, and only the
+        owner of bundle 0 changes them. The broker of another bundle has them as of its start.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class Access:
         clock: Clock,
         tokens: Iterable[TokenRecord],
         grants: Iterable[Grant],
+        bundle_id: int = 0,
     ) -> None:
+        self._bundle_id = bundle_id
         self.rights = Rights(grants)
         self._changes = changes
         self._clock = clock
@@ -84,6 +89,13 @@ class Access:
     def is_open(self) -> bool:
         """Whether every client is a superuser, because the log has no tokens."""
         return not self._tokens
+
+    def _check_bundle(self) -> None:
+        if self._bundle_id:
+            raise WrongBundle(
+                "All bundles share the tokens and grants. Only the broker that owns bundle 0"
+                f" changes them, and this broker owns bundle {self._bundle_id}."
+            )
 
     # -- clients ---------------------------------------------------------------
 
@@ -154,6 +166,7 @@ class Access:
           AlreadyExists: if a token has this id.
           LimitExceeded: if the role has two valid tokens, or the broker has too many tokens.
         """
+        self._check_bundle()
         async with self._changes.alone(_LOCK):
             if self.is_open:
                 raise Conflict(
@@ -184,6 +197,7 @@ class Access:
         Raises:
           LimitExceeded: if the broker has too many tokens or grants.
         """
+        self._check_bundle()
         async with self._changes.alone(_LOCK):
             if id in self._tokens:
                 return  # the broker stopped before it could delete the request
@@ -204,6 +218,7 @@ class Access:
 
     async def revoke_token(self, id: str) -> TokenRecord:
         """Revoke a token for good. Raises ``NotFound``."""
+        self._check_bundle()
         async with self._changes.alone(_LOCK):
             record = self._tokens.get(id)
             if record is None:
@@ -242,6 +257,7 @@ class Access:
         Raises:
           LimitExceeded: if the role or the broker has too many grants.
         """
+        self._check_bundle()
         async with self._changes.alone(_LOCK):
             grant = self._merged(role, pattern, actions)
             await self._changes.durably(lambda connection: put_grant(connection, grant))
@@ -259,6 +275,7 @@ class Access:
         Raises:
           NotFound: if the role has no grant for exactly this pattern.
         """
+        self._check_bundle()
         async with self._changes.alone(_LOCK):
             old = self.rights.find(role, pattern)
             if old is None:

@@ -156,7 +156,7 @@ class BulkChanges:
             change = wanted.begun(topic, self._clock.now_ms())
             self._slices.check(topic, change)
             change.id = await self._changes.durably(
-                lambda connection: bulk_change.create(connection, change)
+                lambda connection: bulk_change.create(connection, change, self._registry.bundle.id)
             )
             self._by_id[change.id] = change
             self._waiting.append(change.id)
@@ -339,7 +339,9 @@ class BulkChanges:
         """Store new values of some fields of a bulk change, and then set them in memory."""
         changed["updated_at_ms"] = self._clock.now_ms()
         new = replace(change, **changed)  # type: ignore[arg-type]
-        await self._changes.durably(lambda connection: bulk_change.save(connection, new))
+        await self._changes.durably(
+            lambda connection: bulk_change.save(connection, new, self._registry.bundle.id)
+        )
         for name, value in changed.items():
             setattr(change, name, value)
 

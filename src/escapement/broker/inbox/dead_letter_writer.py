@@ -40,6 +40,7 @@ from escapement.errors import (
     LogDamaged,
     ShuttingDown,
     StorageUnavailable,
+    WrongBundle,
 )
 from escapement.event_log import EventLog
 from escapement.message import MessageBatch
@@ -49,6 +50,7 @@ from escapement.storage.blocking import Run, read_from
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import TransactionAborted
+from escapement.storage.inbox.inbox import DEAD_LETTERS
 from escapement.storage.index import DelayedIndex
 from escapement.storage.log.published import Published
 
@@ -182,7 +184,7 @@ class DeadLetterWriter:
         )
         durable = trio.Event()
         offsets = dead.rows.offsets[at]
-        written = dead_letter.inbox_entries(to, f"dead/{record.id}", copies, offsets)
+        written = dead_letter.inbox_entries(to, f"{DEAD_LETTERS}{record.id}", copies, offsets)
         subscription.dead_letter(offsets, written, durable.set)
         if not fits.all():
             _log.warning(
@@ -201,10 +203,19 @@ class DeadLetterWriter:
     async def _keep(self, to: TopicName) -> None:
         """Ensure that the dead-letter topic exists, with the subscription that keeps its messages.
 
+        If the topic belongs to another bundle, the inbox relay of that bundle does this.
+
         Raises:
           NotFound: if the topic does not exist and may not be created.
         """
-        topic = await self._registry.ensure_topic(to)
+        try:
+            topic = await self._registry.ensure_topic(to)
+        except WrongBundle:
+            return
+        await self.keep(topic)
+
+    async def keep(self, topic: Topic) -> None:
+        """Ensure that a dead-letter topic has the subscription that keeps its messages."""
         if topic.subscription(DEAD_LETTERS_SUBSCRIPTION) is None:
             with suppress(AlreadyExists):
                 await self._consuming.create(topic, DEAD_LETTERS_SUBSCRIPTION, "shared", EARLIEST)

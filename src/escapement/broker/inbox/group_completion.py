@@ -42,6 +42,7 @@ from escapement.errors import (
     Conflict,
     LimitExceeded,
     NotFound,
+    WrongBundle,
 )
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
@@ -124,8 +125,7 @@ class GroupCompleter:
                 f"a follow-up may have at most {self._limits.follow_up_bytes} bytes, "
                 f"not {follow_up.size_bytes}"
             )
-        target = await self._registry.ensure_topic(TopicName.parse(follow_up.target))
-        self._publishing.check_times(target, follow_up.times)
+        target = await self._target(follow_up)
         async with self._registry.alone(topic):
             record = self._registry.subscription_record(topic, subscription)
             found = topic.groups.find(group, record.id)
@@ -136,7 +136,7 @@ class GroupCompleter:
                         "follow-up"
                     )
                 return found
-            if target.delays is not None and follow_up.times.given:
+            if target is not None and target.delays is not None and follow_up.times.given:
                 target.delays.check(follow_up.times, follow_up.count, self._clock.now_ms())
             first = topic.groups.begin_completion(group, self._limits.groups)
             try:
@@ -220,6 +220,18 @@ class GroupCompleter:
                 if trio.current_time() >= forget_at_s:
                     forget_at_s = trio.current_time() + _FORGET_S
                     await self._forget_finished()
+
+    async def _target(self, follow_up: InboxEntry) -> Topic | None:
+        """Return the topic of a follow-up, after checking that it accepts the follow-up's times.
+
+        Returns None if the topic belongs to another bundle, whose inbox relay checks them later.
+        """
+        try:
+            target = await self._registry.ensure_topic(TopicName.parse(follow_up.target))
+        except WrongBundle:
+            return None
+        self._publishing.check_times(target, follow_up.times)
+        return target
 
     # -- arming ----------------------------------------------------------------
 

@@ -36,8 +36,8 @@ wait for neither, because whatever caused them is durable already.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import trio
@@ -62,10 +62,12 @@ from escapement.errors import (
     NotFound,
     ShuttingDown,
     StorageError,
+    WrongBundle,
 )
 from escapement.event_log import EventLog
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
+from escapement.storage.catalog import catalog
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.kept_connection import KeptConnection
@@ -108,8 +110,15 @@ class InboxRelay:
         run: Run,
         limits: BrokerLimits,
         amender: Amender,
+        keep: Callable[[Topic], Awaitable[None]],
     ) -> None:
+        """Keep the parts of the broker that the relay uses.
+
+        Args:
+          keep: ensures that a dead-letter topic has the subscription that keeps its messages.
+        """
         self._amender = amender
+        self._keep = keep
         self._amending: frozenset[str] = frozenset()  # busy targets when the step was read
         self._engine = engine
         self._registry = registry
@@ -153,11 +162,20 @@ class InboxRelay:
 
         Args:
           target: the full name of the topic, which need not exist.
+
+        Raises:
+          WrongBundle: if the topic belongs to another bundle, whose relay may be moving entries.
         """
+        bundle = self._registry.bundle
+
+        def close(connection: Connection) -> int:
+            names = [] if target in self._registry.topics else _valid([target])
+            if names:
+                catalog.check_places(connection, bundle.dialect, names, bundle.id)
+            return inbox.close(connection, target, bundle.id)
+
         async with self._moving:
-            count = await self._pipeline.transact(
-                lambda connection: inbox.close(connection, target)
-            )
+            count = await self._pipeline.transact(close)
         self.blocked.pop(target, None)
         return count
 
@@ -192,6 +210,8 @@ class InboxRelay:
         seen: set[str] = set()
         while page := await self._read(inbox.occupied, after_id, _ROUND_TARGETS):
             after_id = page[-1].id
+            if not self._registry.bundle.is_only:
+                page = await self._own(page)
             seen.update(one.target for one in page)
             seen.update(_jobs_for(one.target) for one in page)
             # Find the topic before its entries are read. If it is deleted and created again in
@@ -210,6 +230,23 @@ class InboxRelay:
         self._refusals.keep(seen)
         return progress and not self._stopping
 
+    async def _own(self, page: list[InboxTarget]) -> list[InboxTarget]:
+        """Return those targets whose topics, or names without a topic, belong to the bundle.
+
+        Also ensure that their dead-letter topics have the subscription that keeps the messages,
+        because the owner of another bundle cannot do so.
+        """
+        registry, bundle = self._registry, self._registry.bundle
+        own = [one for one in page if one.target in registry.topics or bundle.has_name(one.target)]
+        doubtful = _valid(one.target for one in own if one.target not in registry.topics)
+        foreign = await self._read(catalog.elsewhere, doubtful, bundle.id) if doubtful else {}
+        own = [one for one in own if one.target not in foreign]
+        dead = await self._read(inbox.with_dead_letters, [one.id for one in own]) if own else set()
+        for one in own:
+            if one.id in dead and (topic := await self._topic(one)) is not None:
+                await self._keep(topic)
+        return own
+
     async def _topic(self, inbox_target: InboxTarget) -> Topic | None:
         """Return the topic of an inbox target, created if necessary; None if it is blocked."""
         if (failure := self._amender.refused.pop(inbox_target.target, None)) is not None:
@@ -221,6 +258,8 @@ class InboxRelay:
             return await self._registry.ensure_topic(TopicName.parse(inbox_target.target))
         except (StorageError, Busy, ShuttingDown):
             raise
+        except WrongBundle:
+            pass  # its own relay moves the entries: the bundle was added after this broker's start
         except NotFound as error:
             self._block(inbox_target.target, str(error))
         except EscapementError as error:
@@ -304,7 +343,9 @@ class InboxRelay:
         if emptied:
             dialect = self._engine.dialect
             await self._pipeline.transact(
-                lambda connection: staged_batch.settle(dialect, connection, emptied)
+                lambda connection: staged_batch.settle(
+                    dialect, connection, emptied, self._registry.bundle.id
+                )
             )
         return bool(emptied)
 
@@ -454,6 +495,15 @@ class InboxRelay:
     def _read_now(self, read: Callable[..., T], *arguments: object) -> T:
         with self._connection.use() as connection:
             return read(connection, *arguments)
+
+
+def _valid(targets: Iterable[str]) -> list[TopicName]:
+    """Return the targets that are names of topics. Other programs may have written any text."""
+    found: list[TopicName] = []
+    for target in targets:
+        with suppress(InvalidRequest):
+            found.append(TopicName.parse(target))
+    return found
 
 
 def _jobs_for(target: str) -> str:

@@ -223,7 +223,8 @@ class Scheduler:
                     next_ms,
                     content,
                     now_ms,
-                    spread_ms=spread_ms,
+                    self._registry.bundle.id,
+                    spread_ms,
                 )
             )
             self._enter(schedule)

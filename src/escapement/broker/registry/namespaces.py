@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import trio
 
+from escapement.broker.registry.bundle import Bundle
 from escapement.broker.registry.changes import Changes
 from escapement.clock import Clock
 from escapement.durations import format as duration_text
-from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
+from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound, WrongBundle
 from escapement.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName
 from escapement.storage import removal
 from escapement.storage.catalog import catalog
@@ -42,6 +43,8 @@ class Namespaces:
       changes: makes changes durable, one at a time for each namespace.
       in_use: returns whether a namespace has topics.
       on_change: awaited after the settings of a namespace have changed.
+      bundle: the bundle that the broker owns. All bundles share the namespaces. Every owner may
+        create one. Only the owner of bundle 0 changes and deletes them.
     """
 
     def __init__(
@@ -50,7 +53,9 @@ class Namespaces:
         changes: Changes,
         in_use: Callable[[Namespace], bool],
         on_change: Callable[[Namespace], Awaitable[None]],
+        bundle: Bundle,
     ) -> None:
+        self._bundle = bundle
         self._clock = clock
         self._changes = changes
         self._in_use = in_use
@@ -124,7 +129,20 @@ class Namespaces:
         try:
             return await self.create(name)
         except AlreadyExists:
+            if name.full not in self._by_name:  # the owner of another bundle has created it
+                self._enter(
+                    await self._changes.durably(
+                        lambda connection: catalog.find_namespace(connection, name)
+                    )
+                )
             return self._by_name[name.full]
+
+    def _check_bundle(self, name: NamespaceName) -> None:
+        if self._bundle.id:
+            raise WrongBundle(
+                f"All bundles share the namespace {name.full}. Only the broker that owns bundle 0"
+                f" changes it, and this broker owns bundle {self._bundle.id}."
+            )
 
     async def set_delays(
         self,
@@ -188,6 +206,7 @@ class Namespaces:
             return new
 
     async def _change(self, name: NamespaceName, new: Namespace) -> None:
+        self._check_bundle(name)
         await self._changes.durably(lambda connection: catalog.update_namespace(connection, new))
         self._by_name[name.full] = new
         with trio.CancelScope(shield=True):  # a stored change must take effect
@@ -205,19 +224,33 @@ class Namespaces:
         """Mark a namespace durably for deletion with everything in it. Return its id.
 
         From then on the broker creates nothing in it. :mod:`~escapement.broker.deletion` does the
-        deletion. Raises ``NotFound``.
+        deletion.
+
+        Raises:
+          NotFound: if the namespace does not exist.
+          Conflict: if it has topics in other bundles.
+          WrongBundle: if the broker does not own bundle 0.
         """
+        self._check_bundle(name)
+        bundle = self._bundle
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if namespace.id not in self.deleting:
                 await self._changes.durably(
-                    lambda connection: removal.mark(connection, "namespace", namespace.id)
+                    lambda connection: catalog.mark_namespace(
+                        connection, bundle.dialect, namespace, bundle.id
+                    )
                 )
                 self.deleting.add(namespace.id)
             return namespace.id
 
     async def delete(self, name: NamespaceName) -> None:
-        """Delete an empty namespace. Raises ``NotFound``, or ``Conflict`` if it is not empty."""
+        """Delete an empty namespace.
+
+        Raises ``NotFound``, ``Conflict`` if it is not empty, or ``WrongBundle`` if the broker does
+        not own bundle 0.
+        """
+        self._check_bundle(name)
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if self._in_use(namespace):

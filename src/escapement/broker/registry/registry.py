@@ -18,6 +18,7 @@ from typing import Any
 
 import trio
 
+from escapement.broker.registry.bundle import Bundle
 from escapement.broker.registry.changes import Changes, Transact
 from escapement.broker.registry.namespaces import Namespaces
 from escapement.broker.registry.producer_registry import ProducerRegistry
@@ -53,6 +54,7 @@ class Registry:
       auto_create: whether topics are created at their first use.
       forgotten_until_ms: returns the due time up to which messages may have left the index.
       lease_epoch: the epoch of the lease that the broker works under.
+      bundle: the bundle that the broker owns. The registry has the topics of no other one.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Registry:
         auto_create: bool,
         forgotten_until_ms: Callable[[], int],
         lease_epoch: int,
+        bundle: Bundle,
     ) -> None:
+        self.bundle = bundle
         self._clock = clock
         self._changes = Changes(transact)
         self._make_topic = make_topic
@@ -73,9 +77,11 @@ class Registry:
         self._on_policy = on_policy
         self._auto_create = auto_create
         self._forgotten_until_ms = forgotten_until_ms
-        self.namespaces = Namespaces(clock, self._changes, self._in_use, self._namespace_changed)
+        self.namespaces = Namespaces(
+            clock, self._changes, self._in_use, self._namespace_changed, bundle
+        )
         self.producers = ProducerRegistry(
-            clock, self._changes, self._check_there, producer_ids(lease_epoch)
+            clock, self._changes, self._check_there, producer_ids(lease_epoch, bundle.id)
         )
         self.topics: dict[str, TopicRecord] = {}
         self.active: dict[int, Topic] = {}
@@ -131,9 +137,15 @@ class Registry:
     # -- finding ------------------------------------------------------------------
 
     def topic_record(self, name: TopicName) -> TopicRecord:
-        """Return the record of a topic. Raises ``NotFound``."""
+        """Return the record of a topic.
+
+        Raises:
+          NotFound: if the topic does not exist.
+          WrongBundle: if the broker does not have it, and its name belongs to another bundle.
+        """
         record = self.topics.get(name.full)
         if record is None:
+            self.bundle.check_name(name.full)
             raise NotFound(
                 f"there is no topic {name.full}; `escapement admin topics list` shows all topics"
             )
@@ -219,8 +231,11 @@ class Registry:
 
         Raises:
           NotFound: if the topic does not exist and must not be created.
+          WrongBundle: if it belongs to another bundle.
         """
         if name.full not in self.topics:
+            if not self.bundle.is_only:
+                await self._check_place(name)
             if not self._auto_create:
                 raise NotFound(
                     f"there is no topic {name.full}; create it first, or start the broker with "
@@ -230,10 +245,20 @@ class Registry:
                 await self.create_topic(name)
         return self.topic(name)
 
-    async def create_topic(self, name: TopicName) -> Topic:
-        """Create a topic, and its namespace if necessary.
+    async def _check_place(self, name: TopicName) -> None:
+        """Raise ``WrongBundle`` if a topic exists in another bundle, or its name belongs there."""
+        id, dialect = self.bundle.id, self.bundle.dialect
+        await self._changes.durably(
+            lambda connection: catalog.check_places(connection, dialect, [name], id)
+        )
 
-        Raises ``AlreadyExists``, or ``Conflict`` if its namespace is being deleted.
+    async def create_topic(self, name: TopicName) -> Topic:
+        """Create a topic in the broker's bundle, and its namespace if necessary.
+
+        Raises:
+          AlreadyExists: if the topic exists.
+          Conflict: if its namespace is being deleted.
+          WrongBundle: if it belongs to another bundle.
         """
         namespace = await self.namespaces.ensure(name.in_namespace)
         async with self._changes.alone(name.full):
@@ -241,9 +266,14 @@ class Registry:
             if name.full in self.topics:
                 raise AlreadyExists(f"topic {name.full} already exists")
             now_ms = self._clock.now_ms()
-            record = await self._changes.durably(
-                lambda connection: catalog.create_topic(connection, namespace.id, name.name, now_ms)
-            )
+            bundle = self.bundle
+
+            def create(connection: Connection) -> TopicRecord:
+                catalog.open_namespace(connection, bundle.dialect, namespace.id)
+                catalog.check_places(connection, bundle.dialect, [name], bundle.id)
+                return catalog.create_topic(connection, namespace.id, name.name, now_ms, bundle.id)
+
+            record = await self._changes.durably(create)
             self._enter_topic(record)
             return self.activate(record.id)
 
@@ -283,7 +313,7 @@ class Registry:
 
             def delete(connection: Connection) -> None:
                 catalog.delete_topic(connection, topic.id)
-                inbox.close(connection, full)
+                inbox.close(connection, full, self.bundle.id)
 
             topic.deleting = True
             try:

@@ -7,6 +7,7 @@ are passive: a topic gets its runtime, its objects in memory, at its first use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -59,6 +60,7 @@ class TopicBatches:
     async def _create(
         self, namespace: NamespaceName, names: list[TopicName], subscription: str | None
     ) -> list[TopicName]:
+        bundle = self._registry.bundle
         while True:
             found = self._registry.namespaces.find(namespace)
             self._registry.namespaces.check_open(found)
@@ -66,12 +68,17 @@ class TopicBatches:
             if not left:
                 return []
             now_ms = self._clock.now_ms()
+            create = partial(
+                create_topics,
+                dialect=bundle.dialect,
+                namespace_id=found.id,
+                names=list(left.values()),
+                subscription=subscription,
+                now_ms=now_ms,
+                bundle_id=bundle.id,
+            )
             try:
-                records = await self._changes.durably(
-                    lambda connection, left=left, found=found, now_ms=now_ms: create_topics(  # type: ignore[misc]
-                        connection, found.id, list(left), subscription, now_ms
-                    )
-                )
+                records = await self._changes.durably(create)
             except AlreadyExists:
                 # Another request has just created one of these topics, and will enter it in the
                 # registry. Look again which topics are missing.

@@ -93,20 +93,30 @@ class Housekeeper:
         now_ms, passed_ms = self._clock.now_ms(), self._clock.lease_ms()
         if passed_ms >= self._purge_at_ms:
             self._purge_at_ms = passed_ms + _PURGE_MS
-            await self._step_by_step(partial(staged_batch.purge_step, self._engine.dialect))
+            if self._serves_all:
+                await self._step_by_step(partial(staged_batch.purge_step, self._engine.dialect))
         # Read the list of generations in each step: one may be retired and dropped between two
         # steps.
         await self._step_by_step(
-            lambda connection: freeing.free_step(connection, self._log.generations)
+            lambda connection: freeing.free_step(
+                connection, self._log.generations, self._lease.bundle_id
+            )
         )
-        if sqlite_vacuum.keeps(self._engine):
+        if self._serves_all and sqlite_vacuum.keeps(self._engine):
             await self._step_by_step(sqlite_vacuum.give_back_step)
         if passed_ms >= self._forget_at_ms:
             self._forget_at_ms = passed_ms + _FORGETTING_MS
             await self._expire_producers(now_ms)
+            if not self._serves_all:
+                return
             await self._step_by_step(partial(job.forget_step, self._engine.dialect))
             before_ms = now_ms - lag_table.REMEMBERED_MS
             await self._step_by_step(partial(lag_table.forget_step, before_ms))
+
+    @property
+    def _serves_all(self) -> bool:
+        """Whether this broker does the work that belongs to no bundle: the owner of bundle 0."""
+        return self._lease.bundle_id == 0
 
     async def set_parallelism(self, count: int) -> None:
         """Set the number of tables in each generation of the log.

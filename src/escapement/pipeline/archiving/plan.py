@@ -51,7 +51,7 @@ def _file_messages(connection: Connection, state: TopicState) -> int:
         heads = log.heads(connection, state.record.id, state.begin_offset, state.end_offset)
         return [head.key for head in islice(heads, _SAMPLE)]
 
-    keys = Log.reading(connection, first)
+    keys = Log.reading(connection, first, state.record.bundle_id)
     size = max(sum(key.size_bytes for key in keys), 1)
     messages = _FILE_BYTES * sum(key.message_count for key in keys) // size
     return min(max(messages, _FEWEST), MOST_RECORDS)

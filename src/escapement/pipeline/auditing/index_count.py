@@ -18,6 +18,7 @@ from typing import Final
 
 from escapement.errors import IndexDamaged, InvalidRequest
 from escapement.pipeline.selection import Span
+from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.keys import Keys, is_sorted, merge
 from escapement.storage.index.segments.block import BlockCache
@@ -33,22 +34,25 @@ _CACHE_BYTES: Final = 4 << 20
 
 
 class IndexCount:
-    """The index of one broker, as one manifest describes it."""
+    """The index of one bundle, as one manifest describes it."""
 
-    def __init__(self, directory: Path, manifest: Manifest | None, segments: Segments) -> None:
+    def __init__(
+        self, directory: Path, manifest: Manifest | None, segments: Segments, bundle_id: int
+    ) -> None:
+        self.bundle_id = bundle_id
         self._directory = directory
         self._manifest = manifest
         self._segments = segments
 
     @classmethod
-    def open(cls, data: Path) -> IndexCount:
-        """Open the index of the broker with the data directory ``data``; blocking.
+    def open(cls, data: Path, bundle_id: int = 0) -> IndexCount:
+        """Open the index of a bundle in the data directory ``data``; blocking.
 
         Raises:
           InvalidRequest: if the directory has no index.
           IndexDamaged: if the manifest or a segment is damaged.
         """
-        directory = data / "index"
+        directory = index_directory(data, bundle_id)
         if not directory.is_dir():
             raise InvalidRequest(
                 f"{data} has no index of a broker: give the data directory of the broker"
@@ -62,7 +66,7 @@ class IndexCount:
                 if ManifestFile(directory, no_failpoint).current == manifest:
                     raise
                 continue  # a merge has replaced the manifest meanwhile
-            return cls(directory, manifest, segments)
+            return cls(directory, manifest, segments, bundle_id)
 
     @property
     def segment_count(self) -> int:
@@ -77,13 +81,13 @@ class IndexCount:
         """Return whether the broker still has the same manifest. Raises ``IndexDamaged``."""
         return ManifestFile(self._directory, no_failpoint).current == self._manifest
 
-    def unindexed(self, connection: Connection, bundle_id: int) -> list[RowKey] | None:
+    def unindexed(self, connection: Connection) -> list[RowKey] | None:
         """Return the keys of the log rows that are not in the index yet.
 
         Returns None if the index does not fit the log (storage/state/state.py). A broker discards
         such an index when it starts.
         """
-        manifest = self._manifest
+        manifest, bundle_id = self._manifest, self.bundle_id
         if manifest is None:
             if any(at.seq for at in journal.trims(connection, bundle_id).values()):
                 return None

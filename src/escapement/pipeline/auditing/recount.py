@@ -115,6 +115,7 @@ class Stretch:
 
     topic: str
     topic_id: int
+    bundle_id: int
     offsets: Span
     begin_offset: int  # the beginning of the topic's log
     generation: int  # the oldest generation of the log
@@ -151,7 +152,7 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
       StorageUnavailable: if the database cannot be reached.
     """
     with closing(engine.connect()) as connection:
-        log = Log.look(connection)
+        log = Log.look(connection, stretch.bundle_id)
         found = Recount()
         found.forgotten = first_generation(log) != stretch.generation
         if found.forgotten:
@@ -165,13 +166,13 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
             # The error may mean that the table of a generation was dropped.
             if type(error) is not StorageError:
                 raise
-            if first_generation(Log.look(connection)) == stretch.generation:
+            if first_generation(Log.look(connection, stretch.bundle_id)) == stretch.generation:
                 raise
             found.forgotten = True
         # If the log dropped a generation meanwhile, or frees the rows of the topic because it was
         # deleted, the findings may only show its missing rows.
         if found.findings and (
-            first_generation(Log.look(connection)) != stretch.generation
+            first_generation(Log.look(connection, stretch.bundle_id)) != stretch.generation
             or not _exists(connection, stretch)
         ):
             found.forgotten = True

@@ -41,8 +41,6 @@ STRETCH: Final = 1_000_000
 # The stretches whose keys are read from the index at once. They need at most some 500 MB.
 _STRETCHES_AT_ONCE: Final = 8
 _TOPICS_AT_ONCE: Final = 100
-# The database divides topics into bundles, each with one owner. So far, all topics are in bundle 0.
-BUNDLE: Final = 0
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ class Survey:
     """The states of topics and the index, as they are at the start of an audit.
 
     Attributes:
-      index: the index to compare with; None for none.
+      index: the index to compare with the topics of its bundle; None for none.
       states: by the full names of the topics. Topics that were deleted meanwhile are left out.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log, by
         the id of the topic. The states have this end too.
@@ -121,7 +119,7 @@ class Survey:
         if self.index is None:
             return found
         try:
-            rows = self.index.unindexed(connection, BUNDLE)
+            rows = self.index.unindexed(connection)
         except LogDamaged:
             if self.index.unchanged():
                 raise
@@ -167,6 +165,8 @@ class Survey:
         if self.index is not None and not self.is_stale:
             pairs = zip(self.stretches, counted, strict=True)
             for topic, of_topic in groupby(pairs, lambda pair: pair[0].topic):
+                if self.states[topic].record.bundle_id != self.index.bundle_id:
+                    continue
                 self._compare(self.index, list(of_topic), counts[topic])
         return list(counts.values()), self._findings
 
@@ -350,6 +350,7 @@ def _cut(
             Stretch(
                 topic,
                 state.record.id,
+                state.record.bundle_id,
                 Span(low, high),
                 state.begin_offset,
                 first_generation(state.log),

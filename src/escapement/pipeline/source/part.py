@@ -55,6 +55,7 @@ class Part:
 
     topic: str
     topic_id: int
+    bundle_id: int  # the bundle of the topic, whose generations of the log have the messages
     offsets: Span
     selection: Selection  # the task leaves out messages that are not in this selection
     begin_offset: int  # the beginning of the log; earlier messages are only in restating rows
@@ -142,6 +143,7 @@ def cut(
         Part(
             state.name,
             state.record.id,
+            state.record.bundle_id,
             Span(low, high),
             selection,
             state.begin_offset,
@@ -179,6 +181,7 @@ def cut_unarchived(
         Part(
             state.name,
             state.record.id,
+            state.record.bundle_id,
             span,
             selection,
             state.begin_offset,

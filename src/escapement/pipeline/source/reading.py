@@ -76,12 +76,12 @@ def _earlier(connection: Connection, part: Part) -> Iterator[Published]:
     count = int(moved.offsets.searchsorted(min(part.offsets.high, part.begin_offset)))
     offsets, bases = moved.offsets[:count], moved.bases[:count]
     wanted = np.unique(bases)[::-1].tolist()
-    log = Log.look(connection)
+    log = Log.look(connection, part.bundle_id)
     while wanted:
         try:
             rows, looked = log.restatements(connection, part.topic_id, wanted, _STEP_BYTES)
         except StorageError as error:
-            log = log.looked_again(connection, error)
+            log = log.looked_again(connection, error, part.bundle_id)
             continue
         if len(rows) < looked:
             _lost(part, "rows that restate messages are gone")
@@ -103,7 +103,7 @@ def _rows(
       forgotten: a list to which the function adds the ranges of missing offsets.
     """
     at = max(part.offsets.low, part.begin_offset)
-    log = Log.look(connection)
+    log = Log.look(connection, part.bundle_id)
     while at < part.offsets.high:
         try:
             begin = log.first_offset(connection, part.topic_id)
@@ -125,7 +125,7 @@ def _rows(
                 at = step[-1].base_offset + step[-1].message_count
             return
         except StorageError as error:
-            log = log.looked_again(connection, error)
+            log = log.looked_again(connection, error, part.bundle_id)
 
 
 def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> Iterator[Any]:

@@ -174,7 +174,9 @@ class StreamPlan(ReadPlan):
             start = EARLIEST
         elif self._since:
             start = Log.reading(
-                connection, lambda log: _published_since(state, log, connection, self._since_ms)
+                connection,
+                lambda log: _published_since(state, log, connection, self._since_ms),
+                state.record.bundle_id,
             )
         if start == EARLIEST:
             earlier = stated_again(state, 0, state.begin_offset)

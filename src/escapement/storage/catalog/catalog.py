@@ -12,16 +12,18 @@ same name (:func:`replace_subscription`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.names import NamespaceName, SubscriptionKind, TopicName
 from escapement.storage import removal
+from escapement.storage.bundles import bundle_count, bundle_of_name, wrong_bundle
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
-from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
-from escapement.storage.engine.paging import by_id
+from escapement.storage.engine.base import Connection, Dialect, DuplicateKey, Params, Row
+from escapement.storage.engine.paging import by_id, of_topics
+from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.inbox import event_group
 
 # Granularity of a new namespace: the span of due times that a topic reads from the index at a time.
@@ -195,11 +197,57 @@ def delete_namespace(connection: Connection, namespace: Namespace) -> None:
       NotFound: if it does not exist.
     """
     what = f"namespace {namespace.tenant}/{namespace.name}"
+    # First lock the namespace. The creation of a topic locks it too: see ``open_namespace``.
+    connection.execute("UPDATE namespaces SET name = name WHERE id = ?", (namespace.id,))
     if connection.execute(
         "SELECT 1 FROM topics WHERE namespace_id = ? LIMIT 1", (namespace.id,)
     ).rows:
         raise Conflict(f"{what} still has topics; delete them first")
     _touch(connection, "DELETE FROM namespaces WHERE id = ?", (namespace.id,), what)
+
+
+def open_namespace(connection: Connection, dialect: Dialect, namespace_id: int) -> None:
+    """Check that a namespace takes new topics, and lock it until the transaction ends.
+
+    Raises:
+      NotFound: if the namespace was deleted.
+      Conflict: if it is being deleted.
+    """
+    rows = connection.execute(
+        f"SELECT tenant, name FROM namespaces WHERE id = ?{dialect.share_lock}", (namespace_id,)
+    ).rows
+    if not rows:
+        raise NotFound("The namespace was deleted. Try again.")
+    if namespace_id in removal.marked(connection, "namespace"):
+        raise Conflict(
+            f"Namespace {'/'.join(rows[0])} is being deleted with everything in it. Wait until it"
+            " is gone."
+        )
+
+
+def mark_namespace(
+    connection: Connection, dialect: Dialect, namespace: Namespace, bundle_id: int
+) -> None:
+    """Mark a namespace for deletion with everything in it, by the owner of a bundle.
+
+    Raises:
+      Conflict: if the namespace has topics in other bundles.
+    """
+    # Creations of topics that lock the namespace end first. Later ones find the mark.
+    connection.execute(
+        f"SELECT id FROM namespaces WHERE id = ?{dialect.update_lock}", (namespace.id,)
+    )
+    removal.mark(connection, "namespace", namespace.id)
+    rows = connection.execute(
+        "SELECT DISTINCT bundle_id FROM topics WHERE namespace_id = ? AND bundle_id <> ?",
+        (namespace.id, bundle_id),
+    ).rows
+    if rows:
+        found = ", ".join(str(id) for (id,) in sorted(rows))
+        raise Conflict(
+            f"Namespace {namespace.tenant}/{namespace.name} has topics in other bundles: {found}."
+            " Delete them first."
+        )
 
 
 # -- topics --------------------------------------------------------------------
@@ -238,6 +286,46 @@ def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
     return topic_of(rows[0])
 
 
+def check_places(
+    connection: Connection, dialect: Dialect, names: Sequence[TopicName], bundle_id: int
+) -> None:
+    """Check that these names of one namespace belong to a bundle, in the open transaction.
+
+    A name belongs to the bundle of its topic. Without a topic, its hash decides. The number of
+    bundles cannot grow before the transaction ends.
+
+    Raises:
+      WrongBundle: if a name belongs to another bundle.
+    """
+    count = bundle_count(connection, dialect.share_lock)
+    if count == 1:
+        return
+    for full, there in elsewhere(connection, names, bundle_id).items():
+        raise wrong_bundle(full, there, bundle_id)
+    for name in names:
+        there = bundle_of_name(name.full, count)
+        if there != bundle_id:
+            raise wrong_bundle(name.full, there, bundle_id)
+
+
+def elsewhere(connection: Connection, names: Sequence[TopicName], bundle_id: int) -> dict[str, int]:
+    """Return those names whose topics are in other bundles than this one, with the bundle."""
+    by_namespace: dict[NamespaceName, list[str]] = {}
+    for name in names:
+        by_namespace.setdefault(name.in_namespace, []).append(name.name)
+    return {
+        TopicName(namespace.tenant, namespace.namespace, str(found)).full: int(there)
+        for namespace, within in by_namespace.items()
+        for some in padded(within)
+        for found, there in connection.execute(
+            "SELECT t.name, t.bundle_id FROM topics t JOIN namespaces n ON n.id = t.namespace_id"
+            " WHERE n.tenant = ? AND n.name = ? AND t.bundle_id <> ?"
+            f" AND t.name {in_list(some)}",
+            (namespace.tenant, namespace.namespace, bundle_id, *some),
+        ).rows
+    }
+
+
 def update_topic(connection: Connection, topic: TopicRecord) -> None:
     """Store the policy of a topic. Raises ``NotFound``."""
     _touch(
@@ -254,11 +342,14 @@ def delete_topic(connection: Connection, topic_id: int) -> None:
     Raises:
       NotFound: if the topic does not exist.
     """
+    bundle_id = _bundle_of(connection, topic_id)
     _touch(connection, "DELETE FROM topics WHERE id = ?", (topic_id,), f"topic {topic_id}")
-    removal.mark(connection, "topic", topic_id)
-    rows = connection.execute("SELECT id FROM subscriptions WHERE topic_id = ?", (topic_id,)).rows
-    for (subscription_id,) in rows:
-        delete_subscription(connection, subscription_id)
+    removal.mark(connection, "topic", topic_id, bundle_id)
+    rows = connection.execute(
+        "SELECT id, origin_id FROM subscriptions WHERE topic_id = ?", (topic_id,)
+    ).rows
+    for subscription_id, origin_id in rows:
+        _delete_subscription(connection, subscription_id, origin_id, bundle_id)
 
 
 # -- subscriptions -------------------------------------------------------------
@@ -320,7 +411,7 @@ def replace_subscription(
     Raises:
       NotFound: if the old subscription does not exist.
     """
-    _end_subscription(connection, old.id)
+    _end_subscription(connection, old.id, _bundle_of(connection, old.topic_id))
     new = create_subscription(
         connection,
         old.topic_id,
@@ -342,20 +433,34 @@ def delete_subscription(connection: Connection, subscription_id: int) -> None:
       NotFound: if the subscription does not exist.
     """
     rows = connection.execute(
-        "SELECT origin_id FROM subscriptions WHERE id = ?", (subscription_id,)
+        "SELECT origin_id, topic_id FROM subscriptions WHERE id = ?", (subscription_id,)
     ).rows
-    _end_subscription(connection, subscription_id)
-    removal.mark(connection, "lag", rows[0][0] or subscription_id)
+    origin_id, topic_id = rows[0] if rows else (0, 0)
+    bundle_id = _bundle_of(connection, topic_id)
+    _delete_subscription(connection, subscription_id, origin_id, bundle_id)
 
 
-def _end_subscription(connection: Connection, subscription_id: int) -> None:
+def _bundle_of(connection: Connection, topic_id: int) -> int:
+    """Return the bundle of a topic; 0 if the topic does not exist."""
+    rows = connection.execute("SELECT bundle_id FROM topics WHERE id = ?", (topic_id,)).rows
+    return int(rows[0][0]) if rows else 0
+
+
+def _delete_subscription(
+    connection: Connection, subscription_id: int, origin_id: int, bundle_id: int
+) -> None:
+    _end_subscription(connection, subscription_id, bundle_id)
+    removal.mark(connection, "lag", origin_id or subscription_id, bundle_id)
+
+
+def _end_subscription(connection: Connection, subscription_id: int, bundle_id: int) -> None:
     _touch(
         connection,
         "DELETE FROM subscriptions WHERE id = ?",
         (subscription_id,),
         f"subscription {subscription_id}",
     )
-    removal.mark(connection, "subscription", subscription_id)
+    removal.mark(connection, "subscription", subscription_id, bundle_id)
 
 
 # -- reading everything at the start of a broker -------------------------------
@@ -365,13 +470,21 @@ def read_namespaces(connection: Connection) -> Iterator[Namespace]:
     return map(_namespace, by_id(connection, "namespaces", _NAMESPACE_COLUMNS))
 
 
-def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
+def read_topics(connection: Connection, bundle_id: int | None) -> Iterator[TopicRecord]:
+    """Yield the topics of a bundle, or of all bundles (None), in the order of their ids."""
+    if bundle_id is None:
+        return map(topic_of, by_id(connection, "topics", TOPIC_COLUMNS))
     rows = by_id(connection, "topics", TOPIC_COLUMNS, "bundle_id = ?", (bundle_id,))
     return map(topic_of, rows)
 
 
-def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
-    """Yield all topics with their full names, except those whose namespace is being deleted."""
+def read_named(
+    connection: Connection, bundle_id: int | None = None
+) -> Iterator[tuple[TopicName, TopicRecord]]:
+    """Yield the topics of a bundle, or of all, with their full names.
+
+    Leaves out those whose namespace is being deleted.
+    """
     deleting = set(removal.marked(connection, "namespace"))
     spaces = {one.id: one for one in read_namespaces(connection) if one.id not in deleting}
     for record in read_topics(connection, bundle_id):
@@ -380,8 +493,14 @@ def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicNa
             yield TopicName(space.tenant, space.name, record.name), record
 
 
-def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
-    return map(subscription_of, by_id(connection, "subscriptions", SUBSCRIPTION_COLUMNS))
+def read_subscriptions(
+    connection: Connection, topic_ids: Sequence[int] | None = None
+) -> Iterator[SubscriptionRecord]:
+    """Yield the subscriptions of some topics; None for all, in the order of their ids."""
+    if topic_ids is None:
+        return map(subscription_of, by_id(connection, "subscriptions", SUBSCRIPTION_COLUMNS))
+    rows = of_topics(connection, "subscriptions", "name", SUBSCRIPTION_COLUMNS, topic_ids)
+    return map(subscription_of, rows)
 
 
 def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:

@@ -17,15 +17,16 @@ from typing import Final, NamedTuple
 
 from escapement.errors import NotFound
 from escapement.storage.engine.base import Connection, Step
-from escapement.storage.engine.paging import by_id
+from escapement.storage.engine.paging import by_id, of_topics
 
 # The last sequence and the last offset of a producer that has not published yet.
 NO_SEQUENCE: Final = -1
 # The epoch of a producer that was opened once.
 FIRST_EPOCH: Final = 1
 # The lower bits of an id, this many, count the producers of one epoch of the lease. The epoch is in
-# the bits above them.
+# the bits above them, and the bundle above these.
 _ID_BITS: Final = 32
+_EPOCH_BITS: Final = 24
 # Limit of the producers that one call of :func:`read_idle` examines.
 _STEP_ROWS: Final = 1_000
 
@@ -55,9 +56,13 @@ class NewProducer(NamedTuple):
     epoch: int
 
 
-def producer_ids(lease_epoch: int) -> Iterator[int]:
-    """Yield ids of new producers forever. Each start of a broker has its own epoch of the lease."""
-    return count((lease_epoch << _ID_BITS) + 1)
+def producer_ids(lease_epoch: int, bundle_id: int = 0) -> Iterator[int]:
+    """Yield ids of new producers forever.
+
+    Each start of a broker has its own epoch of the lease of its bundle, so no two get equal ids.
+    """
+    assert lease_epoch < 1 << _EPOCH_BITS, "the lease has changed hands 16 million times"
+    return count((bundle_id << _ID_BITS + _EPOCH_BITS) + (lease_epoch << _ID_BITS) + 1)
 
 
 def insertion(new: Sequence[NewProducer], now_ms: int) -> list[Step]:
@@ -141,8 +146,13 @@ def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[di
     return idle, rows[-1][0] if len(rows) == _STEP_ROWS else 0
 
 
-def read_producers(connection: Connection) -> Iterator[ProducerRecord]:
-    """Yield the named producers of all topics, in the order of their ids."""
+def read_producers(
+    connection: Connection, topic_ids: Sequence[int] | None = None
+) -> Iterator[ProducerRecord]:
+    """Yield the named producers of some topics; None for all, in the order of their ids."""
     columns = "id, topic_id, name, epoch, last_sequence, last_offset, updated_at_ms"
-    for row in by_id(connection, "producers", columns):
+    rows = by_id(connection, "producers", columns)
+    if topic_ids is not None:
+        rows = of_topics(connection, "producers", "name", columns, topic_ids)
+    for row in rows:
         yield ProducerRecord(*row)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escapement.errors import AlreadyExists, NotFound
+from escapement.errors import AlreadyExists
+from escapement.names import TopicName
 from escapement.storage.catalog.catalog import (
     INSERT_SUBSCRIPTION,
     INSERT_TOPIC,
@@ -16,10 +17,12 @@ from escapement.storage.catalog.catalog import (
     TOPIC_COLUMNS,
     SubscriptionRecord,
     TopicRecord,
+    check_places,
+    open_namespace,
     subscription_of,
     topic_of,
 )
-from escapement.storage.engine.base import Connection, DuplicateKey, Row
+from escapement.storage.engine.base import Connection, Dialect, DuplicateKey, Row
 from escapement.storage.engine.value_lists import in_list, padded
 
 Created = list[tuple[TopicRecord, SubscriptionRecord | None]]
@@ -27,31 +30,35 @@ Created = list[tuple[TopicRecord, SubscriptionRecord | None]]
 
 def create_topics(
     connection: Connection,
+    dialect: Dialect,
     namespace_id: int,
-    names: Sequence[str],
+    names: Sequence[TopicName],
     subscription: str | None,
     now_ms: int,
+    bundle_id: int,
 ) -> Created:
-    """Create topics of one namespace, inside the open transaction.
+    """Create topics of one namespace in one bundle, inside the open transaction.
 
     Args:
-      names: the names of the topics in the namespace.
+      names: the names of the topics, all in the namespace.
       subscription: name of a shared subscription to create for each topic; None for none.
 
     Raises:
       AlreadyExists: if one of the topics exists. Roll the transaction back.
       NotFound: if the namespace was deleted.
+      Conflict: if the namespace is being deleted.
+      WrongBundle: if one of the topics belongs to another bundle.
     """
-    if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
-        raise NotFound("the namespace of these topics was deleted")
+    open_namespace(connection, dialect, namespace_id)
+    check_places(connection, dialect, names, bundle_id)
     try:
         connection.execute_many(
-            INSERT_TOPIC, [(namespace_id, name, 0, 0, now_ms) for name in names]
+            INSERT_TOPIC, [(namespace_id, name.name, bundle_id, 0, now_ms) for name in names]
         )
     except DuplicateKey as error:
         raise AlreadyExists("one of these topics exists already") from error
     select = f"SELECT {TOPIC_COLUMNS} FROM topics WHERE namespace_id = ? AND name"
-    rows = _select(connection, select, names, namespace_id)
+    rows = _select(connection, select, [name.name for name in names], namespace_id)
     topics = [topic_of(row) for row in rows]
     if subscription is None:
         return [(topic, None) for topic in topics]

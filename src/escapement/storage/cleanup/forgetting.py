@@ -97,7 +97,7 @@ def named_by_journal(connection: Connection, bundle_id: int, generation: Generat
 
 def mark(connection: Connection, generation: Generation) -> None:
     """Mark a generation as being deleted, inside the open transaction. This cannot be undone."""
-    removal.mark(connection, "generation", generation.id)
+    removal.mark(connection, "generation", generation.id, generation.bundle_id)
 
 
 def drop_at_once(connection: Connection, engine: Engine, generation: Generation) -> bool:

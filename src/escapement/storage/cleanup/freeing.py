@@ -39,19 +39,23 @@ OF_TOPICS: Final = {
 _CHUNKS: Final = ("cursor_chunks", "subscription_id", "chunk")
 
 
-def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
+def free_step(
+    connection: Connection, generations: Sequence[Generation], bundle_id: int = 0
+) -> bool:
     """Delete some rows of one marked id, or delete the mark if there are none left.
 
-    Runs inside the open transaction.
+    Runs inside the open transaction of the bundle's owner.
 
     Args:
-      generations: those of the log that may have rows of a deleted topic.
+      generations: those of the bundle's log, which may have rows of a deleted topic.
 
     Returns:
       Whether there was a mark, so that another step may be needed.
     """
     found = connection.execute(
-        "SELECT kind, id FROM removals WHERE kind NOT IN ('generation', 'namespace') LIMIT 1"
+        "SELECT kind, id FROM removals WHERE bundle_id = ?"
+        " AND kind NOT IN ('generation', 'namespace') LIMIT 1",
+        (bundle_id,),
     ).rows
     if not found:
         return False

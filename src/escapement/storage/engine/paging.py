@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from escapement.storage.engine.base import Connection, Params, Row
+from escapement.storage.engine.value_lists import in_list, padded
 
 # The number of rows in a page of a table without large columns: about a megabyte.
 PAGE_ROWS: Final = 4096
@@ -53,6 +54,30 @@ def pages(
         most = min(2 * most, page_rows)
 
 
+def pages_of(
+    connection: Connection,
+    table: str,
+    key: Sequence[str],
+    columns: str,
+    page_rows: int,
+    after: Params,
+    owner: str,
+    owners: Sequence[int],
+) -> Iterator[Row]:
+    """Yield the rows of some owners in the order of their keys. Reads no other rows.
+
+    Args:
+      owner: the column with the owner's id: the first of the key.
+      owners: the ids of the owners.
+
+    The other arguments are those of :func:`pages`.
+    """
+    assert owner == key[0], "the owners divide the key into ranges"
+    for some in padded(sorted(owners)):
+        within = f"{owner} {in_list(some)}"
+        yield from pages(connection, table, key, columns, page_rows, after, within, some)
+
+
 def by_id(
     connection: Connection, table: str, columns: str, where: str = "", params: Params = ()
 ) -> Iterator[Row]:
@@ -64,6 +89,25 @@ def by_id(
       params: the parameters of ``where``.
     """
     return pages(connection, table, ["id"], columns, PAGE_ROWS, (0,), where, params)
+
+
+def of_topics(
+    connection: Connection, table: str, name: str, columns: str, topic_ids: Sequence[int]
+) -> Iterator[Row]:
+    """Yield the rows of some topics in a table with a unique key of ``topic_id`` and a name.
+
+    Args:
+      name: the column that is unique in a topic.
+      columns: the columns to read, as SQL text.
+    """
+    key = ("topic_id", name)
+    all_columns = f"{', '.join(key)}, {columns}"
+    # Topic ids are positive, and no name is less than the empty one.
+    after = (0, "")
+    for row in pages_of(
+        connection, table, key, all_columns, PAGE_ROWS, after, "topic_id", topic_ids
+    ):
+        yield row[len(key) :]
 
 
 def _follows(key: Sequence[str]) -> str:

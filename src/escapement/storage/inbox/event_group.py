@@ -24,7 +24,7 @@ from typing import Final
 
 from escapement.errors import Conflict, NotFound
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine
-from escapement.storage.engine.paging import by_id
+from escapement.storage.engine.paging import PAGE_ROWS, by_id, pages_of
 from escapement.storage.inbox import inbox
 from escapement.storage.inbox.entry import InboxEntry, decode_inbox_entry, encode_inbox_entry
 
@@ -153,13 +153,29 @@ def delete_completions(connection: Connection, topic_id: int, group: str) -> Non
     )
 
 
-def read_completions(connection: Connection) -> Iterator[Completion]:
-    """Yield the group completions of all topics in the order of their ids."""
+def read_completions(
+    connection: Connection, topic_ids: Sequence[int] | None = None
+) -> Iterator[Completion]:
+    """Yield the group completions of some topics; None for all, in the order of their ids."""
     columns = (
         "id, topic_id, group_name, subscription_id, subscription, target, digest, closed_at_ms,"
         " fired_at_ms"
     )
     rows = by_id(connection, "group_completions", columns)
+    if topic_ids is not None:
+        key = ("topic_id", "group_name", "subscription_id")
+        all_columns = f"{', '.join(key)}, {columns}"
+        found = pages_of(
+            connection,
+            "group_completions",
+            key,
+            all_columns,
+            PAGE_ROWS,
+            (0, "", 0),
+            "topic_id",
+            topic_ids,
+        )
+        rows = (row[len(key) :] for row in found)
     for id, topic_id, group, subscription_id, subscription, target, digest, *times in rows:
         content = bytes(target).decode(), bytes(digest)
         yield Completion(id, topic_id, group, subscription_id, subscription, *content, *times)

@@ -42,6 +42,8 @@ from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.inbox import staged_batch
 from escapement.storage.inbox.entry import MAX_SOURCE_ID_CHARS, InboxEntry, encode_inbox_entry
 
+# How the source ids of dead letters begin.
+DEAD_LETTERS: Final = "dead/"
 # Limit of the inbox entries of one target that are moved together.
 _STEP_ENTRIES: Final = 1_000
 
@@ -198,6 +200,19 @@ def occupied(connection: Connection, after_id: int, limit: int) -> list[InboxTar
     return [InboxTarget(id, _text(target)) for id, target in rows]
 
 
+def with_dead_letters(connection: Connection, target_ids: Sequence[int]) -> set[int]:
+    """Return those of some inbox targets that have dead letters among their entries."""
+    after, before = DEAD_LETTERS, DEAD_LETTERS[:-1] + chr(ord(DEAD_LETTERS[-1]) + 1)
+    return {
+        id
+        for id in target_ids
+        if connection.execute(
+            "SELECT 1 FROM inbox WHERE target_id = ? AND source_id > ? AND source_id < ? LIMIT 1",
+            (id, after, before),
+        ).rows
+    }
+
+
 def read_step(connection: Connection, target_id: int, max_bytes: int) -> list[Stored]:
     """Return the first entries of an inbox target, without those of bulk jobs.
 
@@ -340,8 +355,11 @@ def mark_stuck(connection: Connection, id: int, reason: str) -> None:
     )
 
 
-def close(connection: Connection, target: str) -> int:
+def close(connection: Connection, target: str, bundle_id: int = 0) -> int:
     """Delete an inbox target, given by name, and its staged batches. Their entries follow later.
+
+    Args:
+      bundle_id: the bundle of the topic or its name, whose owner deletes the entries.
 
     Returns:
       The number of its entries that were not moved; 0 if the target does not exist.
@@ -355,8 +373,8 @@ def close(connection: Connection, target: str) -> int:
     ).rows
     connection.execute("DELETE FROM inbox_targets WHERE id = ?", (id,))
     if inbox_entries:
-        removal.mark(connection, "inbox_target", id)
-    return int(inbox_entries) + staged_batch.close(connection, id)
+        removal.mark(connection, "inbox_target", id, bundle_id)
+    return int(inbox_entries) + staged_batch.close(connection, id, bundle_id)
 
 
 def close_namespace(connection: Connection, namespace: str) -> None:

@@ -161,8 +161,13 @@ def advance(dialect: Dialect, connection: Connection, advances: Sequence[Advance
     check_advanced(advances, connection.execute_all(advancing(dialect, advances)))
 
 
-def settle(dialect: Dialect, connection: Connection, staged_batch_ids: Sequence[int]) -> None:
-    """Finish staged batches that have no entries left to move.
+def settle(
+    dialect: Dialect,
+    connection: Connection,
+    staged_batch_ids: Sequence[int],
+    bundle_id: int = 0,
+) -> None:
+    """Finish staged batches that have no entries left to move, as the owner of their bundle.
 
     A batch is deleted, or marked as stuck if it has stuck entries. Its moved entries are deleted
     later. A job that has no batches left is marked as adopted.
@@ -175,7 +180,7 @@ def settle(dialect: Dialect, connection: Connection, staged_batch_ids: Sequence[
             connection.execute("UPDATE staged_batches SET stuck = 1 WHERE id = ?", (id,))
         else:
             connection.execute("DELETE FROM staged_batches WHERE id = ?", (id,))
-        removal.mark(connection, "moved_batch", id)
+        removal.mark(connection, "moved_batch", id, bundle_id)
     _finish_jobs(dialect, connection)
 
 
@@ -192,8 +197,8 @@ def _finish_jobs(dialect: Dialect, connection: Connection) -> None:
     )
 
 
-def close(connection: Connection, target_id: int) -> int:
-    """Delete a target's staged batches. Their entries are deleted later.
+def close(connection: Connection, target_id: int, bundle_id: int = 0) -> int:
+    """Delete a target's staged batches. The owner of the bundle deletes their entries later.
 
     Returns:
       The number of entries that were not moved to the log.
@@ -204,9 +209,9 @@ def close(connection: Connection, target_id: int) -> int:
         (target_id,),
     ).rows
     connection.execute(
-        "REPLACE INTO removals (kind, id)"
-        " SELECT 'staged_batch', id FROM staged_batches WHERE target_id = ?",
-        (target_id,),
+        "REPLACE INTO removals (kind, id, bundle_id)"
+        " SELECT 'staged_batch', id, ? FROM staged_batches WHERE target_id = ?",
+        (bundle_id, target_id),
     )
     connection.execute("DELETE FROM staged_batches WHERE target_id = ?", (target_id,))
     return int(inbox_entries)

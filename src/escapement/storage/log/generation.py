@@ -4,7 +4,8 @@ A generation has ``parallelism`` tables with the names ``log_<generation>_<shard
 may not create tables, they are those of a *table set* instead, which was created ahead
 (storage/log/table_sets.py). The rows of a topic are in the shard ``topic_id % parallelism``. New
 rows go into the newest generation, which ends when it is large enough or the UTC day ends. A change
-of parallelism takes effect with the next generation. This module owns the table ``generations``,
+of parallelism takes effect with the next generation. Each bundle of topics has generations of its
+own. This module owns the table ``generations``,
 the *catalog* of the generations, which has a row for each.
 """
 
@@ -52,6 +53,7 @@ class Generation:
     created_at_ms: int
     size_bytes: int
     table_set: int = 0  # the table set that the generation uses; 0 if it has tables of its own
+    bundle_id: int = 0  # the bundle whose topics have rows in it
 
     def table(self, topic_id: int) -> str:
         shard = topic_id % self.parallelism
@@ -111,8 +113,9 @@ def set_table(table_set: int, shard: int) -> str:
 def enter(connection: Connection, new: Generation) -> None:
     """Add a generation to the catalog of generations, inside the open transaction."""
     connection.execute(
-        "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes) VALUES (?, ?, ?, 0)",
-        (new.id, new.parallelism, new.created_at_ms),
+        "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes, bundle_id)"
+        " VALUES (?, ?, ?, 0, ?)",
+        (new.id, new.parallelism, new.created_at_ms, new.bundle_id),
     )
 
 
@@ -121,13 +124,18 @@ def strike(connection: Connection, old: Generation) -> None:
     connection.execute("DELETE FROM generations WHERE id = ?", (old.id,))
 
 
-def read_generations(connection: Connection) -> list[Generation]:
-    """Return all generations in the catalog, oldest first, including those being dropped."""
+def read_generations(connection: Connection, bundle_id: int | None = None) -> list[Generation]:
+    """Return the generations in the catalog, oldest first, including those being dropped.
+
+    Args:
+      bundle_id: the bundle whose generations are read; None for those of all bundles.
+    """
     rows = connection.execute(
-        "SELECT g.id, g.parallelism, g.created_at_ms, g.size_bytes, COALESCE(s.id, 0)"
+        "SELECT g.id, g.parallelism, g.created_at_ms, g.size_bytes, COALESCE(s.id, 0), g.bundle_id"
         " FROM generations g LEFT JOIN table_sets s ON s.generation = g.id ORDER BY g.id"
     ).rows
-    return [Generation(*row) for row in rows]
+    found = [Generation(*row) for row in rows]
+    return [one for one in found if bundle_id is None or one.bundle_id == bundle_id]
 
 
 def existing_tables(engine: Engine, connection: Connection) -> set[str]:

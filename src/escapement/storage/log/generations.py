@@ -5,6 +5,9 @@ the newest. A generation that is *going* has no new readers, and its tables are 
 emptied if they belong to a table set. A mark in the table ``removals`` makes the next start of the
 broker continue this. The collections of generations here are tuples that are replaced and never
 changed. So a reader keeps the generations that it began with.
+
+Each bundle of topics has its own generations, which only its owner creates and drops. Their ids are
+unique in the database (storage/bundles.py).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from escapement.errors import NotFound, StorageError
-from escapement.storage import removal
+from escapement.storage import bundles, removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql.errors import lacks_right
 from escapement.storage.lease import Lease, as_owner
@@ -42,65 +45,81 @@ class Generations:
     def open(
         cls, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> Self:
-        """Load the generations for a broker. Create the first one if the log has none.
+        """Load the generations of a bundle for its owner. Create the first one if it has none.
 
         Args:
           parallelism: the number of tables of a generation that is created.
         """
-        generations, gone = _stored(connection)
+        generations, gone = _stored(connection, lease.bundle_id)
         if not generations:
-            found = gone
-            new = Generation(found[-1].id + 1 if found else 1, parallelism, now_ms, 0)
-            generations = [_make(engine, connection, lease, new)]
+            generations = [_make(engine, connection, lease, parallelism, now_ms)]
         return cls(generations, gone)
 
     @classmethod
-    def look(cls, connection: Connection) -> Self:
-        """Load the generations for a reader. Raises ``NotFound`` if the log has none."""
-        generations, gone = _stored(connection)
+    def look(cls, connection: Connection, bundle_id: int | None = None) -> Self:
+        """Load the generations for a reader. Raises ``NotFound`` if the log has none.
+
+        Args:
+          bundle_id: the bundle of the topics to read. None for all bundles: then a read of a topic
+            also looks at generations of other bundles, which have no rows of it.
+        """
+        generations, gone = _stored(connection, bundle_id)
         if not generations:
             raise NotFound("The database has no log yet. Start a broker on it first.")
         return cls(generations, gone)
 
     @classmethod
-    def reading(cls, connection: Connection, read: Callable[[Self], T]) -> T:
+    def reading(
+        cls, connection: Connection, read: Callable[[Self], T], bundle_id: int | None = None
+    ) -> T:
         """Load the generations, call ``read`` with them, and return its result.
 
-        If the oldest generation is deleted meanwhile, load them and call it again. This is for
-        readers other than the broker, outside of a snapshot.
+        If a generation is deleted meanwhile, load them and call it again. This is for readers other
+        than the broker, outside of a snapshot.
+
+        Args:
+          bundle_id: as for :meth:`look`.
 
         Raises:
           NotFound: if the log has no generation.
           StorageError: if ``read`` raises it for another reason.
         """
-        now = cls.look(connection)
+        now = cls.look(connection, bundle_id)
         while True:
             try:
                 found = read(now)
             except StorageError as error:
-                now = now.looked_again(connection, error)
+                now = now.looked_again(connection, error, bundle_id)
                 continue
             # The rows of a generation whose tables are not dropped vanish without an error.
-            again = cls.look(connection)
-            if again.generations[0].id == now.generations[0].id:
+            again = cls.look(connection, bundle_id)
+            if again.has_all_of(now):
                 return found
             now = again
 
-    def looked_again(self, connection: Connection, error: StorageError) -> Self:
-        """Load the generations again, after a read failed because the oldest was dropped.
+    def looked_again(
+        self, connection: Connection, error: StorageError, bundle_id: int | None = None
+    ) -> Self:
+        """Load the generations again, after a read failed because one was dropped.
 
         Args:
           error: the error of the read.
+          bundle_id: the bundle with which these generations were loaded.
 
         Raises:
-          StorageError: ``error``, if the oldest generation is still the same.
+          StorageError: ``error``, if all of these generations are still there.
         """
         if type(error) is not StorageError:
             raise error
-        now = self.look(connection)
-        if now.generations[0].id == self.generations[0].id:
+        now = self.look(connection, bundle_id)
+        if now.has_all_of(self):
             raise error
         return now
+
+    def has_all_of(self, before: Generations) -> bool:
+        """Return whether no generation was dropped since ``before`` was loaded."""
+        there = {one.id for one in self._generations}
+        return all(one.id in there for one in before.generations)
 
     @property
     def generations(self) -> tuple[Generation, ...]:
@@ -138,12 +157,10 @@ class Generations:
         Returns:
           The new generation, and the incomplete ones of earlier failed attempts, which are going.
         """
-        there = read_generations(connection)
+        there = read_generations(connection, lease.bundle_id)
         # Their table sets become free again, so these generations have none.
         given_up = [replace(one, table_set=0) for one in there if one.id > self.current.id]
-        last_id = max(self.current.id, there[-1].id if there else 0)
-        generation = Generation(last_id + 1, parallelism, now_ms, 0)
-        return _make(engine, connection, lease, generation, given_up), given_up
+        return _make(engine, connection, lease, parallelism, now_ms, given_up), given_up
 
     def begin(self, generation: Generation, given_up: Sequence[Generation] = ()) -> None:
         """Make a generation the current one, for group commits that begin from now on.
@@ -166,12 +183,14 @@ class Generations:
         self._generations = (*self._generations[:-1], grown)
 
 
-def _stored(connection: Connection) -> tuple[list[Generation], list[Generation]]:
+def _stored(
+    connection: Connection, bundle_id: int | None
+) -> tuple[list[Generation], list[Generation]]:
     """Read the catalog. Return the existing generations and the going ones, each oldest first."""
     going = set(removal.marked(connection, "generation"))
     there: list[Generation] = []
     gone: list[Generation] = []
-    for generation in read_generations(connection):
+    for generation in read_generations(connection, bundle_id):
         (gone if generation.id in going else there).append(generation)
     return there, gone
 
@@ -180,7 +199,8 @@ def _make(
     engine: Engine,
     connection: Connection,
     lease: Lease,
-    new: Generation,
+    parallelism: int,
+    now_ms: int,
     given_up: Sequence[Generation] = (),
 ) -> Generation:
     """Create a generation: mark it as going, create its tables, and remove the mark.
@@ -196,8 +216,10 @@ def _make(
       MissingRight: if the broker may not create tables, and no table set is free.
     """
     with as_owner(engine, connection, lease):
+        id = bundles.next_generation(connection, engine.dialect)
+        new = Generation(id, parallelism, now_ms, 0, bundle_id=lease.bundle_id)
         for one in (*given_up, new):
-            removal.mark(connection, "generation", one.id)
+            removal.mark(connection, "generation", one.id, one.bundle_id)
         for one in given_up:
             table_sets.free(connection, one)
         enter(connection, new)

@@ -27,17 +27,24 @@ _OWN_TABLE: Final = re.compile(r"log_(\d+)_\d+")
 def take(connection: Connection, generation: Generation) -> int | None:
     """Give a free table set to a generation, inside the open transaction of the lease's owner.
 
+    The owners of other bundles take sets too. If one of them takes a set first, this tries the next
+    one.
+
     Returns:
       The id of the set, or None if no free set has enough tables.
     """
     rows = connection.execute(
         "SELECT id FROM table_sets WHERE generation = 0 AND table_count >= ?"
-        " ORDER BY table_count, id LIMIT 1",
+        " ORDER BY table_count, id",
         (generation.parallelism,),
     ).rows
     for (id,) in rows:
-        connection.execute("UPDATE table_sets SET generation = ? WHERE id = ?", (generation.id, id))
-        return int(id)
+        taken = connection.execute(
+            "UPDATE table_sets SET generation = ? WHERE id = ? AND generation = 0",
+            (generation.id, id),
+        ).affected
+        if taken:
+            return int(id)
     return None
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escapement.names import TopicName
+from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog import catalog
 from escapement.storage.encoding.lag import Lag, Tally, decode_tally, encode_tally
 from escapement.storage.engine.base import Connection, Row
@@ -106,7 +107,6 @@ def read_lags(
     from_ms: int,
     until_ms: int,
     topics: Sequence[TopicName] | None = None,
-    bundle_id: int = 0,
 ) -> list[HourOfLag]:
     """Return the lag of subscriptions by hour, ordered by topic, subscription and hour. Blocking.
 
@@ -124,8 +124,12 @@ def read_lags(
     connection.snapshot()
     try:
         require(connection)
-        names = _names(connection, topics, bundle_id)
-        rows = list(journal.read(connection, bundle_id))
+        names = _names(connection, topics)
+        rows = [
+            row
+            for bundle_id in range(bundle_count(connection))
+            for row in journal.read(connection, bundle_id)
+        ]
         ends: dict[tuple[int, int, int], int] = {}
         found: dict[tuple[int, int], list[Tally]] = {}
         for hour_ms, origin_id, epoch, _, last_seq, data in _rows(connection, from_ms, until_ms):
@@ -147,11 +151,11 @@ def read_lags(
 
 
 def _names(
-    connection: Connection, topics: Sequence[TopicName] | None, bundle_id: int
+    connection: Connection, topics: Sequence[TopicName] | None
 ) -> dict[int, tuple[TopicName, str]]:
     """Return the topic and the name of each subscription of ``topics``, by its origin."""
     if topics is None:
-        by_id = {record.id: name for name, record in catalog.read_named(connection, bundle_id)}
+        by_id = {record.id: name for name, record in catalog.read_named(connection)}
         return {
             one.origin_id: (by_id[one.topic_id], one.name)
             for one in catalog.read_subscriptions(connection)

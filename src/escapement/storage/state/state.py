@@ -7,12 +7,13 @@ delayed index on the local disk may be used only if it fits the database (:func:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from operator import attrgetter
+from typing import Final, TypeVar
 
 from escapement.access.grant import Grant
-from escapement.storage import bulk_change, removal
+from escapement.storage import bulk_change, bundles, removal
 from escapement.storage.bulk_change import BulkChange
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
@@ -33,18 +34,21 @@ from escapement.storage.inbox.event_group import Completion, read_completions
 from escapement.storage.inbox.schedule import Schedule, read_schedules
 from escapement.storage.index.segments.manifest import Manifest, Mark
 from escapement.storage.journal import journal
+from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.schema import log_identity
 from escapement.storage.state.checkpoint import MemberRow
 
 T = TypeVar("T")
 
+_ID: Final = attrgetter("id")
+
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The state of a *bundle* at its last checkpoint, without log and journal.
 
-    A bundle is the topics that one broker owns: today, all topics of the database.
+    A bundle is the topics that one broker owns. All bundles share namespaces, tokens and grants.
 
     Chunks and parts are rows of encoded data (storage/state/checkpoint.py). A field "by topic", for
     example, maps the id of each topic to its rows.
@@ -72,31 +76,52 @@ class State:
     completions: dict[int, list[Completion]]  # by topic, its group completions
     trims: dict[int, JournalPosition]  # by lane, the last journal entry that was deleted
     journal_ends: dict[int, JournalPosition]  # by lane, the last journal entry
+    bundle_id: int = 0
+    bundle_count: int = 1  # the number of bundles in the database
 
 
 def load_state(connection: Connection, bundle_id: int = 0) -> State:
-    """Read the state of a bundle, from which its owner starts. Reads a bounded page at a time."""
+    """Read the state of a bundle, from which its owner starts. Reads a bounded page at a time.
+
+    If the database has other bundles, only the rows of this bundle's topics are read.
+    """
+    bundle_count = bundles.bundle_count(connection)
+    topics = list(catalog.read_topics(connection, bundle_id))
+    of_topics = None if bundle_count == 1 else [one.id for one in topics]
+    subscriptions = sorted(catalog.read_subscriptions(connection, of_topics), key=_ID)
+    of_sets = of_subscriptions = None
+    if of_topics is not None:
+        of_subscriptions = [one.id for one in subscriptions]
+        of_sets = [
+            *of_subscriptions,
+            *map(lapses_id, of_subscriptions),
+            *map(cancellations_id, of_topics),
+        ]
     return State(
         log_identity=log_identity(connection),
         mark=_read_mark(connection, bundle_id),
         namespaces=list(catalog.read_namespaces(connection)),
         deleting_namespaces=removal.marked(connection, "namespace"),
-        topics=list(catalog.read_topics(connection, bundle_id)),
-        subscriptions=list(catalog.read_subscriptions(connection)),
-        producers=list(read_producers(connection)),
+        topics=topics,
+        subscriptions=subscriptions,
+        producers=sorted(read_producers(connection, of_topics), key=_ID),
         schedules=list(read_schedules(connection, bundle_id)),
         bulk_changes=list(bulk_change.read_all(connection, bundle_id)),
         tokens=read_tokens(connection),
         grants=read_grants(connection),
-        chunks=_by_owner(connection, CURSOR_CHUNKS),
-        moves=_by_owner(connection, MOVES),
-        attempts=_by_owner(connection, ATTEMPTS),
-        keys=_by_owner(connection, DEDUP_KEYS),
-        replace_keys=_by_owner(connection, REPLACE_KEYS),
-        members=_by_id((row[0], MemberRow(*row)) for row in GROUP_MEMBERS.rows(connection)),
-        completions=_by_id((one.topic_id, one) for one in read_completions(connection)),
+        chunks=_by_owner(connection, CURSOR_CHUNKS, of_sets),
+        moves=_by_owner(connection, MOVES, of_topics),
+        attempts=_by_owner(connection, ATTEMPTS, of_subscriptions),
+        keys=_by_owner(connection, DEDUP_KEYS, of_topics),
+        replace_keys=_by_owner(connection, REPLACE_KEYS, of_topics),
+        members=_by_id(
+            (row[0], MemberRow(*row)) for row in GROUP_MEMBERS.rows(connection, of_topics)
+        ),
+        completions=_by_id((one.topic_id, one) for one in read_completions(connection, of_topics)),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
+        bundle_id=bundle_id,
+        bundle_count=bundle_count,
     )
 
 
@@ -131,8 +156,10 @@ def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
     return Mark(*rows[0]) if rows else None
 
 
-def _by_owner(connection: Connection, table: DataTable) -> dict[int, list[tuple[int, bytes]]]:
-    return _by_id((id, (number, data)) for id, number, data in table.rows(connection))
+def _by_owner(
+    connection: Connection, table: DataTable, owners: Sequence[int] | None
+) -> dict[int, list[tuple[int, bytes]]]:
+    return _by_id((id, (number, data)) for id, number, data in table.rows(connection, owners))
 
 
 def _by_id(pairs: Iterable[tuple[int, T]]) -> dict[int, list[T]]:

@@ -142,7 +142,7 @@ def _read(
         bundles = sorted({record.bundle_id for record in records})
         tails = [JournalTail(list(journal.read(connection, bundle))) for bundle in bundles]
         ends = {id: end for tail in tails for id, end in tail.next_offsets().items()}
-        log = Log.look(connection)
+        log = Log.look(connection, bundles[0] if len(bundles) == 1 else None)
         states = {
             one.id: _stored(connection, name, one, log, now_ms, ends.get(one.id, 0))
             for name, one in zip(names, found, strict=True)
@@ -217,7 +217,7 @@ def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
         begin = log.first_offset(connection, record.id)
         return record.id, end, end if begin is None else begin
 
-    return Log.reading(connection, look)
+    return Log.reading(connection, look, record.bundle_id)
 
 
 class _Amended(Protocol):

@@ -1,0 +1,98 @@
+"""Bundles: sets of topics with one owner each.
+
+A topic stays in the bundle in which it was created. A name without a topic belongs to the bundle
+``bundle_of_name``, which depends on the number of bundles. That number only grows.
+
+This module owns the table ``shared_numbers``: the number of bundles, and the last id of a
+generation of the log. The ids of generations are unique in the database and never used again, so
+that a former owner that still drops the tables of its generation cannot drop those of another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from typing import Final
+
+from escapement.errors import InvalidRequest, WrongBundle
+from escapement.storage.engine.base import Connection, Dialect, Engine
+from escapement.storage.engine.transaction import transaction
+
+# The most bundles of a database. Each costs its owner about 2 MiB of memory. The id of a producer
+# has six bits for the bundle (storage/catalog/producers.py).
+MAX_BUNDLES: Final = 64
+
+_FIND: Final = "SELECT value FROM shared_numbers WHERE name = ?"
+_SET: Final = "UPDATE shared_numbers SET value = ? WHERE name = ?"
+
+
+def bundle_of_name(full: str, count: int) -> int:
+    """Return the bundle to which the full name of a topic that does not exist belongs.
+
+    Args:
+      count: the number of bundles.
+    """
+    digest = hashlib.blake2b(full.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % count
+
+
+def bundle_count(connection: Connection, lock: str = "") -> int:
+    """Return the number of bundles.
+
+    Args:
+      lock: the engine's word for a lock on the number, or "". A share lock keeps it from growing
+        until the open transaction ends.
+    """
+    ((count,),) = connection.execute(_FIND + lock, ("bundles",)).rows
+    return int(count)
+
+
+def set_bundle_count(engine: Engine, count: int) -> int:
+    """Add bundles until there are ``count``. Return how many there were. Blocking.
+
+    Existing topics stay in their bundles. A running broker places new topics by the new number at
+    once, because it reads the number in the transaction that creates a topic.
+
+    Raises:
+      InvalidRequest: if there are more bundles than ``count`` already, or ``count`` is more than
+        ``MAX_BUNDLES``.
+    """
+    if count > MAX_BUNDLES:
+        raise InvalidRequest(f"A database has at most {MAX_BUNDLES} bundles; {count} were asked.")
+    with closing(engine.connect()) as connection, transaction(connection):
+        before = bundle_count(connection, engine.dialect.update_lock)
+        if count < before:
+            raise InvalidRequest(
+                f"The database has {before} bundles. Their number cannot become smaller, because"
+                " topics stay in their bundle."
+            )
+        for bundle_id in range(before, count):
+            connection.execute(
+                f"{engine.dialect.insert_ignore} INTO leases (bundle_id, owner_id, owner_name,"
+                " epoch, expires_at_ms, clean, doubtful_until_ms, doubtful_below_id,"
+                " connection_ids) VALUES (?, '', '', 0, 0, 1, 0, 0, '')",
+                (bundle_id,),
+            )
+        connection.execute(_SET, (count, "bundles"))
+    return before
+
+
+def wrong_bundle(full: str, there: int, here: int) -> WrongBundle:
+    """Return the error for a topic that belongs to the bundle ``there``, asked of ``here``."""
+    return WrongBundle(
+        f"The topic {full} belongs to bundle {there}. This broker owns bundle {here}. Ask the"
+        f" broker that owns bundle {there}."
+    )
+
+
+def next_generation(connection: Connection, dialect: Dialect) -> int:
+    """Return an id for a new generation of the log, in the open transaction.
+
+    No other transaction gets an id before this one ends.
+    """
+    ((last,),) = connection.execute(_FIND + dialect.update_lock, ("generations",)).rows
+    # An older version of the broker does not write its ids to shared_numbers.
+    ((newest,),) = connection.execute("SELECT MAX(id) FROM generations").rows
+    id = max(int(last), int(newest or 0)) + 1
+    connection.execute(_SET, (id, "generations"))
+    return id
