@@ -48,6 +48,7 @@ from escapement.errors import (
     StorageReadOnly,
 )
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
@@ -269,6 +270,7 @@ class Broker:
     async def _close(self) -> None:
         try:
             if self._clean:
+                failpoint("hand_over")
                 await self._runners.commits(
                     self._keeper.release, self.services.activation.doubtful_until_ms
                 )

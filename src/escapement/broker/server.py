@@ -42,6 +42,7 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.event_log import EventLog, log_fields
+from escapement.failpoints import set_by_environment
 from escapement.loopback import is_loopback
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
@@ -95,6 +96,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
       EscapementError: if the server cannot start, or must not continue; the message says why.
     """
     sys.setswitchinterval(_SWITCH_S)
+    if actions := set_by_environment():
+        _log.warning("failpoints.set", "this broker fails on purpose: %s", actions)
     certificates = None if config.tls is None else Certificates(config.tls)
     with DataDirectory.open(config.data) as directory:
         listeners = await listen(config.host, config.port)

@@ -12,7 +12,7 @@ from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.storage.data_directory import index_directory
 from escapement.storage.index.building import building_directory
-from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile, no_failpoint
+from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile
 
 
 def check_segments(data: Path, tell: Callable[[str], None], bundle_id: int = 0) -> list[Finding]:
@@ -43,7 +43,7 @@ def orphaned_files(data: Path) -> list[Path]:
     if not index.is_dir():
         return found
     try:
-        manifest = ManifestFile(index, no_failpoint).current
+        manifest = ManifestFile(index).current
     except IndexDamaged:
         return found
     named = {MANIFEST_NAME, *(manifest.segments if manifest is not None else ())}

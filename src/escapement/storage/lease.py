@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 
 from escapement.clock import Clock
 from escapement.errors import LeaseHeld, LeaseLost, StorageError
+from escapement.failpoints import failpoint
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
@@ -116,6 +117,7 @@ def acquire(
                 if attempt == attempts - 1:
                     raise
                 continue
+            failpoint("take_over")
             return Lease(
                 bundle_id,
                 identity,

@@ -27,6 +27,7 @@ FLOORS: list[set[str]] = [
         "dedup",
         "names",
         "durations",
+        "failpoints",
         "position",
         "properties",
         "recurrence",

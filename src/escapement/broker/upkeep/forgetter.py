@@ -47,6 +47,7 @@ from escapement.broker.upkeep.relocation import Relocation
 from escapement.clock import Clock
 from escapement.errors import NotFound
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.storage.blocking import Run
 from escapement.storage.cleanup import forgetting
 from escapement.storage.cleanup.forgetting import Holding
@@ -368,6 +369,7 @@ class Forgetter:
         After a crash at any step, all of it can be repeated.
         """
         await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
+        failpoint("generation_drop")
         await self._reader.settled()
         if not await self._ask(forgetting.drop_at_once, self._engine, generation):
             await step_by_step(

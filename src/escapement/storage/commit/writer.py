@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.storage.catalog import producers
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
@@ -119,7 +120,11 @@ class Writer:
             if prepares:
                 self._prepare(connection, group)
             self._insert(connection, group, [] if prepares else group.advances)
+            failpoint("before_commit")
+            if group.acks:
+                failpoint("ack_commit")
             connection.commit()
+            failpoint("after_commit")
             self._last = group.position
         except StorageUnavailable:
             self.disconnect()
