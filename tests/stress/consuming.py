@@ -25,7 +25,7 @@ PERMITS: Final = 100
 
 async def consume(world: World, subscription: str) -> None:
     """Consume until cancelled, with a new consumer after each one that leaves."""
-    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+    async with escapement.connect(world.url, settings=PATIENT) as client:
         topic = SUBSCRIPTIONS[subscription]
         while True:
             async with client.consumer(topic, subscription, permits=PERMITS) as inbox:
@@ -80,6 +80,7 @@ async def _take(
         if world.over and action in ("nack", "forget", "leave") and not known.poison:
             action = "ack"
         course.ack_sent |= action in ("ack", "durable")
+        course.returned += action in ("nack", "release", "forget", "leave")
         chosen[action].append(message.offset)
     await inbox.ack(chosen["ack"])
     await inbox.nack(chosen["nack"])

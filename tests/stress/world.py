@@ -10,7 +10,6 @@ import escapement
 from escapement.errors import EscapementError, IndexDamaged
 from stress.history import History
 from stress.rules import MAX_DELIVERIES
-from support.processes.broker import BrokerProcess
 
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
@@ -50,22 +49,11 @@ def new_history() -> History:
 class World:
     """One run."""
 
-    broker: BrokerProcess
+    url: str  # of the broker
     chance: random.Random
     history: History = field(default_factory=new_history)
+    longest_ms: int = 60_000  # of delays
     over: bool = False  # nothing new is published, amended or damaged
-
-    def stop_broker(self) -> None:
-        """Send SIGTERM; note an end that is not clean."""
-        self.note_end()
-        if self.broker.running and (code := self.broker.stop()):
-            self.history.faults.append(f"ended: SIGTERM ended with code {code}")
-
-    def note_end(self) -> None:
-        """Record a fault if the broker process has ended by itself."""
-        if not self.broker.running:
-            code = self.broker.process.returncode
-            self.history.faults.append(f"ended: the broker ended by itself with code {code}")
 
 
 async def set_up(client: escapement.Broker) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import trio
 
 import escapement
+from escapement.failpoints import VARIABLE
 from support.database.servers import free_port
 
 START_TIMEOUT_S: Final = 60
@@ -58,6 +59,8 @@ class BrokerProcess:
         self.data = data
         self.port = free_port()
         self.starts = 0
+        self.failpoints = ""  # of the next start; see ``escapement.failpoints``
+        self.clock_ahead_ms = 0  # of a broker with limits: how far its wall clock is ahead
         self._log_url = log_url
         self._options = options
         self._limits = limits
@@ -100,6 +103,7 @@ class BrokerProcess:
                 "port": self.port,
                 "limits": self._limits,
                 "tables": self._tables,
+                "clock_ahead_ms": self.clock_ahead_ms,
             }
             command = [sys.executable, str(self.runner), json.dumps(asked)]
         self.starts += 1
@@ -107,7 +111,12 @@ class BrokerProcess:
             err.write(f"-- start {self.starts} --\n".encode())
             err.flush()
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                command,
+                env={**os.environ, VARIABLE: self.failpoints},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
 
     def ready(self) -> bool:

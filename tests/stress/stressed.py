@@ -1,0 +1,19 @@
+"""The broker process of the stress test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from support.processes.broker import BrokerProcess
+
+LIMITS: Final[dict[str, Any]] = {
+    "checkpoint_interval_s": 0.2,
+    "sparse_generation_bytes": 256 << 10,
+}
+
+
+class StressedBroker(BrokerProcess):
+    """A broker process that ``stressed_broker.py`` runs."""
+
+    runner = Path(__file__).with_name("stressed_broker.py")
