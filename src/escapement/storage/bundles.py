@@ -81,7 +81,8 @@ def wrong_bundle(full: str, there: int, here: int) -> WrongBundle:
     """Return the error for a topic that belongs to the bundle ``there``, asked of ``here``."""
     return WrongBundle(
         f"The topic {full} belongs to bundle {there}. This broker owns bundle {here}. Ask the"
-        f" broker that owns bundle {there}."
+        f" broker that owns bundle {there}.",
+        there,
     )
 
 

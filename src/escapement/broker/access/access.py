@@ -94,7 +94,8 @@ class Access:
         if self._bundle_id:
             raise WrongBundle(
                 "All bundles share the tokens and grants. Only the broker that owns bundle 0"
-                f" changes them, and this broker owns bundle {self._bundle_id}."
+                f" changes them, and this broker owns bundle {self._bundle_id}.",
+                0,
             )
 
     # -- clients ---------------------------------------------------------------

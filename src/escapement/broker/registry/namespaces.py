@@ -141,7 +141,8 @@ class Namespaces:
         if self._bundle.id:
             raise WrongBundle(
                 f"All bundles share the namespace {name.full}. Only the broker that owns bundle 0"
-                f" changes it, and this broker owns bundle {self._bundle.id}."
+                f" changes it, and this broker owns bundle {self._bundle.id}.",
+                0,
             )
 
     async def set_delays(
