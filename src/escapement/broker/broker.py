@@ -26,6 +26,7 @@ from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, Brok
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.output_bound import OutputBound
+from escapement.broker.directory import Directory, OneBundle
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
 from escapement.broker.inspection.peek import Peeked, peek
@@ -77,6 +78,10 @@ class Broker:
       config: the settings; None for the defaults.
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
         same database. Only the broker of bundle 0 serves outboxes and message tables.
+      output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
+
+    Attributes:
+      directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
     """
 
     def __init__(
@@ -88,15 +93,17 @@ class Broker:
         runners: Runners,
         config: BrokerConfig | None = None,
         bundle_id: int = 0,
+        output: OutputBound | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
+        self.directory: Directory = OneBundle(bundle_id, identity.name)
         self.config = config or BrokerConfig()
         if bundle_id:
             self.config = replace(self.config, outboxes=(), tables=())
         self.clock = clock
         self.stopping = False
-        self.output = OutputBound(self.config.limits.output_bytes)
+        self.output = output or OutputBound(self.config.limits.output_bytes)
         # A request makes an answer that may be large, and then queues it, without an await while or
         # after it holds this. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
@@ -111,6 +118,7 @@ class Broker:
         self._limits = self.config.limits
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
+        self._started = False  # whether the start is done and ``_close`` has not begun
         self._farewells: list[Callable[[], None]] = []
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._services: Services | None = None
@@ -188,6 +196,7 @@ class Broker:
             nursery.start_soon(self._keeper.run)
             await self._recover(lease)
             await nursery.start(self.services.run)
+            self._started = True
             task_status.started()
             await self._stop.wait()
             with trio.move_on_after(self._limits.stop_timeout_s) as timeout:
@@ -245,6 +254,11 @@ class Broker:
         """
         self._endings.append(ending)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether new sessions may begin: the broker has started and is not about to end."""
+        return self._started and not self.stopping
+
     def check_open(self) -> None:
         """Raise ``ShuttingDown`` if the broker is stopping and accepts no new work."""
         if self.stopping:
@@ -267,6 +281,7 @@ class Broker:
         await self.checkpoint()
 
     async def _close(self) -> None:
+        self._started = False
         try:
             if self._clean:
                 await self._runners.commits(
@@ -304,6 +319,15 @@ class Broker:
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""
         await self.services.checkpointer.checkpoint()
+
+    async def refresh_catalog(self) -> None:
+        """Read the namespaces, tokens and grants again, which the brokers of all bundles share.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+        """
+        await self.registry.namespaces.refresh()
+        await self.services.access.refresh()
 
     def next_wake_ms(self) -> int | None:
         """Return when a topic or schedule next has work, for test clocks that jump there."""

@@ -266,12 +266,12 @@ async def _serve_once(
     on_ready: Callable[[], None],
     certificates: Certificates | None,
 ) -> None:
-    front = Front(broker, certificates)
+    front = Front.of_broker(broker, certificates)
     broker.on_end(shown.end)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:
-            await connections.start(front.run_broker)
+            await connections.start(front.run_broker, broker)
             await bootstrap.begin()
             connections.start_soon(bootstrap.run)
             connections.start_soon(front.accept, listeners, connections)

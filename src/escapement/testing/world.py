@@ -137,8 +137,8 @@ class World:
         try:
             with self._incarnation:
                 async with trio.open_nursery() as nursery:
-                    front = Front(server)
-                    await nursery.start(front.run_broker)
+                    front = Front.of_broker(server)
+                    await nursery.start(front.run_broker, server)
                     self._server, self._front, self._streams = server, front, nursery
                     self.clock.next_wake_ms = server.next_wake_ms
                     task_status.started()

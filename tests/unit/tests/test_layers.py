@@ -51,6 +51,7 @@ BROKER_FLOORS: list[set[str]] = [
         "binary_logs",
         "broker_stats",
         "crash",
+        "directory",
         "lease_keeper",
         "limits",
         "log",

@@ -15,6 +15,7 @@ node, because its cause is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,7 @@ from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
-from escapement.errors import EscapementError, LeaseHeld, StorageUnavailable
+from escapement.errors import EscapementError, LeaseHeld, ShuttingDown, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
@@ -328,5 +329,6 @@ class Node:
         for broker in self.brokers:
             version = self._catalog_version
             if self._versions.get(broker.bundle_id) != version:
-                await broker.refresh_catalog()
-                self._versions[broker.bundle_id] = version
+                with suppress(StorageUnavailable, ShuttingDown):  # the next look tries it again
+                    await broker.refresh_catalog()
+                    self._versions[broker.bundle_id] = version
