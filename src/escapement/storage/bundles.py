@@ -97,9 +97,7 @@ def shared_numbers(connection: Connection) -> dict[str, int]:
 
 def catalog_changed(connection: Connection) -> None:
     """Note, in the open transaction, that it changes a namespace, a token or a grant."""
-    connection.execute(
-        "UPDATE shared_numbers SET value = value + 1 WHERE name = ?", (CATALOG,)
-    )
+    connection.execute("UPDATE shared_numbers SET value = value + 1 WHERE name = ?", (CATALOG,))
 
 
 def wrong_bundle(full: str, there: int, here: int) -> WrongBundle:

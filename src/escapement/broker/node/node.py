@@ -1,11 +1,11 @@
 """A node: the brokers of the bundles that this process owns.
 
-A node looks at the database every ``LOOK_S``: which nodes live, who owns which bundle. A
+A node looks at the database every ``LOOK_S``: which nodes live, and who owns which bundle. Its
 :class:`Balancer <escapement.broker.node.balancer.Balancer>` decides what to take and what to
-release. For each bundle that the node takes, it starts a ``Broker``, which takes the lease, recovers
-and serves. To release a bundle, the node stops its broker. That is a clean stop: dispatch ends,
-messages in flight are returned with their attempts, a checkpoint is written, clients are told the
-next owner, and the lease is released.
+release. For each bundle that the node takes, it starts a ``Broker``, which takes the lease,
+recovers and serves. To release a bundle, the node stops its broker. That is a clean stop: dispatch
+ends, messages in flight are returned with their attempts, a checkpoint is written, clients are told
+the next owner, and the lease is released.
 
 What happens to one bundle does not disturb the others: a broker that has lost its lease ends, and a
 broker with a damaged index is started again and rebuilds it. Any other failure of a broker ends the
@@ -64,7 +64,8 @@ class Node:
 
     Args:
       data: the data directory, which has the index of each bundle.
-      identity: the identity of the process; its name is the address for clients.
+      identity: the identity of the process.
+      address: the address of this process for clients, ``host:port``.
       make_runners: returns the runners of one broker.
       on_ready: called with each broker that begins to serve.
       certificates: the TLS settings of new connections; None: connections have no TLS.
@@ -75,6 +76,7 @@ class Node:
         engine: Engine,
         data: Path,
         identity: Identity,
+        address: str,
         clock: Clock,
         make_runners: Callable[[], Runners],
         config: BrokerConfig,
@@ -91,13 +93,14 @@ class Node:
         self._engine = engine
         self._data = data
         self._identity = identity
+        self._address = address
         self._clock = clock
         self._make_runners = make_runners
         self._on_ready = on_ready
         own = make_runners()
         self._work = own.work
         lease_ms = config.limits.lease_ms
-        self._membership = Membership(engine, identity, clock, own.commits, lease_ms, identity.name)
+        self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connection = KeptConnection(engine)
@@ -147,7 +150,7 @@ class Node:
         if broker is not None:
             return broker
         place = self.directory.owner_of(bundle_id)
-        if place.address == self._identity.name:  # its broker starts or stops here
+        if place.address == self._address:  # its broker starts or stops here
             place = Place("", place.epoch)
         return wire.Moved(0, bundle_id, *place)
 
@@ -249,8 +252,8 @@ class Node:
         for node in nodes.values():
             if node.owner_id != self._identity.owner_id:
                 raise LeaseHeld(
-                    f"broker {node.name!r} ({node.owner_id}) uses this SQLite database, and only one"
-                    " broker can. Stop it, or put the log into MySQL for several brokers"
+                    f"broker {node.name!r} ({node.owner_id}) uses this SQLite database, and only"
+                    " one broker can. Stop it, or put the log into MySQL for several brokers"
                 )
 
     def _decide(self) -> Decision:

@@ -15,7 +15,7 @@ import trio
 from escapement.broker.broker import Broker
 from escapement.broker.crash import one_error
 from escapement.broker.front.front import Front
-from escapement.errors import IndexDamaged, LeaseHeld, LeaseLost, StorageUnavailable
+from escapement.errors import IndexDamaged, LeaseLost, StorageUnavailable
 from escapement.event_log import EventLog
 from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
 from escapement.storage.engine.base import TransactionAborted

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from escapement.broker.side_port.metrics import BUILD_INFO, METRICS, READY, Distribution
+from escapement.broker.side_port.metrics import Metric as BrokerMetric
 from escapement.broker.side_port.readings import Readings
 
 _TOTAL: Final = "_total"
@@ -34,29 +35,37 @@ class Rendered(Collector):
 
 
 def families_of(readings: Readings) -> Iterator[Metric]:
-    """Yield the metrics of the whole broker."""
+    """Yield the metrics of all brokers of the process. Several bundles have a label each."""
     yield GaugeMetricFamily(READY[0], READY[2], value=int(readings.ready))
     build = GaugeMetricFamily(BUILD_INFO[0], BUILD_INFO[2], labels=["version"])
     build.add_metric([readings.version], 1)
     yield build
-    if readings.broker is None:
-        return
+    labels = ["bundle"] if readings.has_bundles else []
     for metric in METRICS:
-        value = metric.value(readings.broker)
-        if value is None:
-            continue
-        if isinstance(value, Distribution):
-            yield _histogram(metric.name, metric.help, value)
-        elif metric.kind == "counter":
-            yield CounterMetricFamily(metric.name.removesuffix(_TOTAL), metric.help, value=value)
-        else:
-            yield GaugeMetricFamily(metric.name, metric.help, value=value)
+        family = _family(metric, labels)
+        for bundle_id, broker in readings.brokers.items():
+            value = metric.value(broker)
+            values = [str(bundle_id)] if labels else []
+            if isinstance(value, Distribution):
+                family.add_metric(values, buckets=_buckets(value), sum_value=value.total)
+            elif value is not None:
+                family.add_metric(values, value)
+        if family.samples:
+            yield family
 
 
-def _histogram(name: str, help: str, value: Distribution) -> HistogramMetricFamily:
+def _family(metric: BrokerMetric, labels: list[str]) -> Metric:
+    if metric.kind == "histogram":
+        return HistogramMetricFamily(metric.name, metric.help, labels=labels)
+    if metric.kind == "counter":
+        name = metric.name.removesuffix(_TOTAL)
+        return CounterMetricFamily(name, metric.help, labels=labels)
+    return GaugeMetricFamily(metric.name, metric.help, labels=labels)
+
+
+def _buckets(value: Distribution) -> list[tuple[str, float]]:
     bounds = [*map(str, value.bounds), "+Inf"]
-    buckets = list(zip(bounds, accumulate(value.counts), strict=True))
-    return HistogramMetricFamily(name, help, buckets=buckets, sum_value=value.total)
+    return list(zip(bounds, accumulate(value.counts), strict=True))
 
 
 def render(
