@@ -124,7 +124,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 certificates,
                 shown.show,
             )
-            shown.connections = node.front.count
+            shown.connections = node.front.count_of
 
             def announce() -> None:
                 shown.is_member = True

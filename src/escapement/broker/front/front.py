@@ -159,9 +159,9 @@ class Front:
             self._sessions.discard(session)
             self._session_ended.set()
 
-    def count(self) -> int:
-        """Return the number of connections."""
-        return len(self._sessions)
+    def count_of(self, broker: Broker) -> int:
+        """Return the number of connections of a broker."""
+        return len(self._sessions_of(broker))
 
     def say_goodbye(self, broker: Broker) -> None:
         """Tell the peers of a broker that it is stopping, and where its bundle goes."""

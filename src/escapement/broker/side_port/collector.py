@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -42,25 +42,32 @@ def families_of(readings: Readings) -> Iterator[Metric]:
     yield build
     labels = ["bundle"] if readings.has_bundles else []
     for metric in METRICS:
-        family = _family(metric, labels)
-        for bundle_id, broker in readings.brokers.items():
-            value = metric.value(broker)
-            values = [str(bundle_id)] if labels else []
-            if isinstance(value, Distribution):
-                family.add_metric(values, buckets=_buckets(value), sum_value=value.total)
-            elif value is not None:
-                family.add_metric(values, value)
-        if family.samples:
-            yield family
+        values: dict[tuple[str, ...], float | Distribution] = {
+            (str(bundle_id),) if labels else (): value
+            for bundle_id, broker in readings.brokers.items()
+            if (value := metric.value(broker)) is not None
+        }
+        if values:
+            yield _family(metric, labels, values)
 
 
-def _family(metric: BrokerMetric, labels: list[str]) -> Metric:
+def _family(
+    metric: BrokerMetric, labels: list[str], values: Mapping[tuple[str, ...], float | Distribution]
+) -> Metric:
+    """Return a metric with its value for each combination of labels."""
     if metric.kind == "histogram":
-        return HistogramMetricFamily(metric.name, metric.help, labels=labels)
-    if metric.kind == "counter":
-        name = metric.name.removesuffix(_TOTAL)
-        return CounterMetricFamily(name, metric.help, labels=labels)
-    return GaugeMetricFamily(metric.name, metric.help, labels=labels)
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+        for key, value in values.items():
+            assert isinstance(value, Distribution), "a histogram has distributions"
+            histogram.add_metric(key, buckets=_buckets(value), sum_value=value.total)
+        return histogram
+    counter, name = metric.kind == "counter", metric.name.removesuffix(_TOTAL)
+    kind = CounterMetricFamily if counter else GaugeMetricFamily
+    family = kind(name if counter else metric.name, metric.help, labels=labels)
+    for key, value in values.items():
+        assert not isinstance(value, Distribution), "only a histogram has distributions"
+        family.add_metric(key, value)
+    return family
 
 
 def _buckets(value: Distribution) -> list[tuple[str, float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import trio
@@ -118,10 +119,8 @@ class Shown:
         with trio.move_on_after(within_s):
             for broker in self.brokers:
                 if taker := self._census_takers.get(broker.bundle_id):
-                    await taker.fresh(
-                        lambda take, broker=broker: nursery.start_soon(self._using, broker, take),
-                        within_s,
-                    )
+                    use = partial(self._using, broker)
+                    await taker.fresh(partial(nursery.start_soon, use), within_s)
 
     async def _using(self, broker: Broker, run: Callable[[], Awaitable[None]]) -> None:
         with suppress(ShuttingDown), self.use(broker):
