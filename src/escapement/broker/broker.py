@@ -3,7 +3,8 @@
 One task tree::
 
     Broker.run
-    ├─ LeaseKeeper     renews the lease
+    ├─ Membership      renews the lease, unless the process does so for several brokers
+    ├─ LeaseKeeper     waits for the loss of the lease
     └─ Services.run    runs all services (escapement.broker.services)
 
 Sessions (one for each connection) use the services, some of them through ``Admin``. The broker
@@ -33,6 +34,7 @@ from escapement.broker.inspection.reading import Page, read_page
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.membership import Membership
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
@@ -49,11 +51,10 @@ from escapement.errors import (
 )
 from escapement.event_log import EventLog
 from escapement.names import TopicName
-from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
 from escapement.storage.engine.base import Engine
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
-from escapement.storage.lease import Identity
+from escapement.storage.lease import Identity, Lease
 from escapement.storage.schema import migrate
 
 __all__ = ["Broker", "BrokerConfig"]
@@ -77,6 +78,8 @@ class Broker:
       config: the settings; None for the defaults.
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
         same database. Only the broker of bundle 0 serves outboxes and message tables.
+      membership: the membership of a process with several brokers, which has registered it and runs
+        it. None: the broker has one of its own.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Broker:
         runners: Runners,
         config: BrokerConfig | None = None,
         bundle_id: int = 0,
+        membership: Membership | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
@@ -109,6 +113,10 @@ class Broker:
         self._index_directory = index_directory
         self._runners = runners
         self._limits = self.config.limits
+        self._has_own_membership = membership is None
+        self._membership = membership or Membership(
+            engine, identity, clock, runners.commits, self._limits.lease_ms
+        )
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._farewells: list[Callable[[], None]] = []
@@ -155,20 +163,11 @@ class Broker:
         await run(self._engine.check_fitness)
         await run(migrate, self._engine)
         await run(create_views, self._engine)
-        lease = await run(
-            leases.acquire,
-            self._engine,
-            self.identity,
-            self._limits.lease_ms,
-            self.clock,
-            self.bundle_id,
-        )
+        lease = await run(self._take)
         _log.info(
             "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch
         )
-        self._keeper = LeaseKeeper(
-            self._engine, lease, self.clock, self._runners.commits, self._renewed, self._read_only
-        )
+        self._keeper = LeaseKeeper(self._membership, lease, self._renewed, self._read_only)
         try:
             with one_error():
                 self._clean = await self._live(lease, task_status)
@@ -182,9 +181,28 @@ class Broker:
                 await self._close()
             self.stopped.set()
 
-    async def _live(self, lease: leases.Lease, task_status: trio.TaskStatus[None]) -> bool:
+    def _take(self) -> Lease:
+        """Take the lease of the bundle. Blocking."""
+        if not self._has_own_membership:
+            return self._membership.take(self.bundle_id)
+        self._membership.register()
+        try:
+            return self._membership.take(self.bundle_id)
+        except EscapementError:
+            self._membership.leave()
+            raise
+
+    def _release(self, doubtful_until_ms: int) -> None:
+        """Release the lease of the bundle. Blocking."""
+        self._keeper.release(doubtful_until_ms)
+        if self._has_own_membership:
+            self._membership.leave()
+
+    async def _live(self, lease: Lease, task_status: trio.TaskStatus[None]) -> bool:
         """Recover, serve and stop. Return whether the stop finished in time."""
         async with trio.open_nursery() as nursery:
+            if self._has_own_membership:
+                nursery.start_soon(self._membership.run)
             nursery.start_soon(self._keeper.run)
             await self._recover(lease)
             await nursery.start(self.services.run)
@@ -195,7 +213,7 @@ class Broker:
             nursery.cancel_scope.cancel()
         return not timeout.cancelled_caught
 
-    async def _recover(self, lease: leases.Lease) -> None:
+    async def _recover(self, lease: Lease) -> None:
         limits = IndexLimits(
             memory_bytes=self._limits.index_memory_bytes,
             cache_bytes=self._limits.index_cache_bytes,
@@ -270,7 +288,7 @@ class Broker:
         try:
             if self._clean:
                 await self._runners.commits(
-                    self._keeper.release, self.services.activation.doubtful_until_ms
+                    self._release, self.services.activation.doubtful_until_ms
                 )
         except EscapementError as error:
             _log.warning(
@@ -281,6 +299,8 @@ class Broker:
         for ending in self._endings:
             await ending()
         self._keeper.close()
+        if self._has_own_membership:
+            self._membership.close()
         if self._services is not None:
             self._services.close()
 

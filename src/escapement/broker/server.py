@@ -105,7 +105,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
             needs_token = exposed and not config.insecure
             if needs_token:
                 await check_exposure(engine, config.data, f"{config.host}:{port}")
-            identity = Identity(directory.identity, f"{host}:{port}")
+            identity = Identity(directory.identity, f"{host}:{port}", directory.place)
             at = f"{host}:{port}"
 
             def ready() -> None:

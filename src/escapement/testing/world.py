@@ -128,7 +128,7 @@ class World:
         server = Server(
             self._engine,
             self.index_directory,
-            Identity("0" * 32, "testing"),
+            Identity(f"{self.bundle_id:032}", "testing"),
             self.clock,
             Runners.all_by(self._run),
             self.config,

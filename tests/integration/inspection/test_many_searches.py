@@ -66,7 +66,7 @@ class Renewals:
         engine.before = self._note
 
     def _note(self, step: str) -> None:
-        if step.startswith("UPDATE leases SET expires_at_ms"):
+        if step.startswith("UPDATE brokers SET expires_at_ms"):
             trio.from_thread.run_sync(self._renewed)
 
     def _renewed(self) -> None:
