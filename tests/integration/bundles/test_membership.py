@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
 import trio
@@ -14,6 +14,7 @@ import trio.testing
 
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
+from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.membership import MARGIN_PARTS, Membership
 from escapement.broker.runners import Runners
@@ -31,6 +32,7 @@ from support.database.outages import Outage
 BUNDLES: Final = 3
 LEASE_MS: Final = 10_000
 CONFIG: Final = BrokerConfig(seed=0, limits=BrokerLimits(lease_ms=LEASE_MS))
+T = TypeVar("T")
 NODE, OTHER = Identity("node", "node"), Identity("other", "other")
 
 
@@ -156,3 +158,31 @@ async def test_deliveries_stop_before_the_database_lets_the_lease_expire(
     assert membership.held
     await trio.sleep(0.001)
     assert not membership.held
+
+
+async def test_renewal_that_began_before_a_take_does_not_end_the_broker(
+    autojump_clock: trio.testing.MockClock, outage: Outage
+) -> None:
+    """Its result has the epoch before, and arrives after the bundle was taken."""
+    renewed, arrives = trio.Event(), trio.Event()
+
+    async def late(function: Callable[..., T], /, *arguments: object) -> T:
+        result = function(*arguments)
+        renewed.set()
+        await arrives.wait()
+        return result
+
+    clock = VirtualClock(1_000_000)
+    membership = Membership(outage.database, NODE, clock, late, LEASE_MS)
+    membership.register()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(membership.run)
+        await renewed.wait()
+        keeper = LeaseKeeper(membership, membership.take(0), lambda: None, lambda error: None)
+        arrives.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert keeper.held
+        await trio.sleep(LEASE_MS / 1000)
+        assert keeper.held
+        nursery.cancel_scope.cancel()
+    membership.close()
