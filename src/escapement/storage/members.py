@@ -214,9 +214,7 @@ def leave(connection: Connection, member: Member) -> None:
     The row is deleted, or kept as an expired one while a lease names it.
     """
     with transaction(connection):
-        connection.execute(
-            f"UPDATE brokers SET expires_at_ms = 0, connection_ids = '' {_MINE}", member.key
-        )
+        connection.execute(f"UPDATE brokers SET expires_at_ms = 0 {_MINE}", member.key)
         if not connection.execute(f"SELECT 1 FROM leases {_MINE}", member.key).rows:
             connection.execute(f"DELETE FROM brokers {_MINE}", member.key)
 
