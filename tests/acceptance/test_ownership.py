@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +71,24 @@ def test_second_broker_is_refused_with_the_address_of_the_owner(
         # After a clean stop, another broker can own the database at once.
         second.start()
         assert second.stop() == 0
+
+
+def test_copy_of_a_data_directory_is_refused_while_the_original_runs(
+    tmp_path: Path, mysql_url: str
+) -> None:
+    """B8: both have the identity of the owner, so the copy would take its lease at once."""
+    with broker_process(tmp_path / "first", mysql_url, limits=LONG_LEASE) as first:
+        shutil.copytree(tmp_path / "first", tmp_path / "copy")
+        copy = BrokerProcess(tmp_path / "copy", mysql_url)
+        copy.launch()
+        try:
+            assert copy.process.wait(TIMEOUT_S) == 1
+            assert f"'127.0.0.1:{first.port}' runs with the same identity" in copy.complaints()
+        finally:
+            copy.remove()
+        assert first.running
+        first.kill()
+        first.start()  # at once, although the lease of ten minutes has not expired
 
 
 def test_a_data_directory_and_a_port_have_one_broker_each(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class Identity:
 
     Attributes:
       name: a name for people to read.
-      place: where the identity is stored. The caller ensures that a process starts with this
-        identity and place only when none other is running.
+      place: where the identity is stored; "" if unknown. The caller ensures that a process starts
+        with this identity and place only when none other is running.
     """
 
     owner_id: str
@@ -214,9 +214,7 @@ def leave(connection: Connection, member: Member) -> None:
     The row is deleted, or kept as an expired one while a lease names it.
     """
     with transaction(connection):
-        connection.execute(
-            f"UPDATE brokers SET expires_at_ms = 0, connection_ids = '' {_MINE}", member.key
-        )
+        connection.execute(f"UPDATE brokers SET expires_at_ms = 0 {_MINE}", member.key)
         if not connection.execute(f"SELECT 1 FROM leases {_MINE}", member.key).rows:
             connection.execute(f"DELETE FROM brokers {_MINE}", member.key)
 
@@ -348,7 +346,7 @@ def _insert_expired(
 
 def _refuse_copy(identity: Identity, row: MemberRow) -> None:
     """Raise ``LeaseHeld`` if the row belongs to a live process at another place."""
-    if row.left_ms > 0 and row.place != identity.place:
+    if row.left_ms > 0 and "" != row.place != identity.place != "":
         raise LeaseHeld(
             f"broker {row.name!r} runs with the same identity ({identity.owner_id})"
             f" {until(row.expires_at_ms, row.left_ms)}: its data directory was copied or moved."
