@@ -354,9 +354,15 @@ class Session:
         request_id = getattr(command, "request_id", 0)
         if not request_id:
             return
-        if isinstance(error, WrongBundle) and error.bundle is not None and self._understands_moved:
-            assert self._broker is not None
-            place = self._broker.directory.owner_of(error.bundle)
+        assert self._broker is not None
+        directory = self._broker.directory
+        if (
+            self._understands_moved
+            and isinstance(error, WrongBundle)
+            and error.bundle is not None
+            and directory.count > 1
+        ):
+            place = directory.owner_of(error.bundle)
             self._outbound.send(wire.Moved(request_id, error.bundle, *place))
         else:
             self._outbound.send(wire.Refused.because(error, request_id=request_id))

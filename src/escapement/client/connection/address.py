@@ -36,6 +36,26 @@ class Address(NamedTuple):
             raise InvalidRequest(_refusal(url))
         return cls(host, DEFAULT_PORT if port is None else port, parts.scheme == TLS_SCHEME)
 
+    @classmethod
+    def parse_several(cls, url: str) -> tuple[Address, ...]:
+        """Parse the addresses of several brokers: ``escapement://host:port,host:port``.
+
+        Raises:
+          InvalidRequest: if ``url`` has another form.
+        """
+        scheme, separator, rest = url.partition("://")
+        if "," not in rest:
+            return (cls.parse(url),)
+        return tuple(cls.parse(f"{scheme}{separator}{part.strip()}") for part in rest.split(","))
+
+    def beside(self, place: str) -> Address:
+        """Return the address of another broker, ``host:port``, which uses TLS as this one does.
+
+        Raises:
+          InvalidRequest: if ``place`` has another form.
+        """
+        return self.parse(f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{place}")
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{host}:{self.port}"
