@@ -11,8 +11,8 @@ from escapement.broker.node.balancer import (
     DRAINED_AT_ONCE,
     PATIENCE_RENEWALS,
     STABLE_MS,
-    Decision,
     Balancer,
+    Decision,
     Situation,
     home_of,
 )
