@@ -14,7 +14,7 @@ import trio.testing
 
 import escapement
 from escapement.client.connect import Connecting
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Address, Addresses
 from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream
 from escapement.client.connection.token_source import TokenSource
@@ -33,7 +33,7 @@ def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[es
     async def dial(address: Address) -> Stream:
         return await found.dial(f"{address.host}:{address.port}")
 
-    given = Address.parse_several("escapement://" + ",".join(addresses or ("a",)))
+    given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
     return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
 
 
