@@ -179,6 +179,39 @@ async def test_a_hand_over_is_a_pause_for_producers_and_consumers(
         assert [len(one) for one in got] == [120, 120]
 
 
+async def test_a_message_received_before_a_hand_over_is_acknowledged_after_it(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8, V2: it does not come again, and the other messages in flight do, as at a reconnect."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        async with client.consumer(topic, "s", position="earliest") as inbox:
+            await (await client.producer(topic)).send_many([b"one", b"two"])
+            first, second = await arrived(inbox)
+            await found.move(1, "a:7650")
+            assert await result(found, lambda: inbox.ack(first, durable=True)) == 1
+            again = await result(found, inbox.receive)
+            assert (again.value, again.redelivered) == (second.value, True)
+            assert await inbox.ack(again, durable=True) == 1
+            await found.clock.advance(hours=1)
+            assert await arrived(inbox) == []
+
+
+async def test_closing_waits_for_the_brokers_of_all_bundles(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """N2: what was submitted and acknowledged before the end of the block is durable."""
+    async with cluster(engine, tmp_path) as found:
+        topics = [*named(found, 0), *named(found, 1)]
+        async with connected(found) as client:
+            for topic in topics:
+                await (await client.producer(topic)).submit(topic.encode())
+        async with connected(found, "b") as client:
+            for topic in topics:
+                pages = [page async for page in client.read(topic)]
+                assert [one.value for one in pages[0]] == [topic.encode()]
+
+
 async def test_requests_of_administration_wait_for_the_next_owner(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
 from escapement.broker.runners import Runners
 from escapement.errors import Disconnected
+from escapement.names import TableName
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
 from escapement.storage.bundles import bundle_of_name, set_bundle_count
@@ -84,7 +85,7 @@ class Cluster:
         self._places = [Place("", 0)] * bundles
 
     def bundle_of(self, topic: str) -> int:
-        return bundle_of_name(topic, self.count)
+        return 0 if TableName.is_meant(topic) else bundle_of_name(topic, self.count)
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
