@@ -95,3 +95,28 @@ async def test_a_hand_over_ends_the_sessions_of_its_bundle_only(
             assert await rest.say(wire.Ping(4)) == [wire.Pong(4)]
         async with silent_peer(front) as peer:
             assert (await peer.say(hello(moved=1, bundle=1)))[0] == wire.Moved(0, 1, "b:7650", 3)
+
+
+async def test_brokers_of_one_process_stop_at_the_same_time(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: each waits for the end of its own sessions. A new peer is refused meanwhile."""
+    async with cluster(engine, tmp_path, addresses=("a:7650",)) as found:
+        front, stopped = found.nodes["a:7650"].front, []
+
+        async def stop(bundle_id: int) -> None:
+            await found.stop(bundle_id)
+            stopped.append(bundle_id)
+
+        async with silent_peer(front) as zero, silent_peer(front) as one:
+            await zero.say(hello(moved=1, bundle=0))
+            await one.say(hello(moved=1, bundle=1))
+            async with trio.open_nursery() as nursery:
+                for bundle_id in (0, 1):
+                    nursery.start_soon(stop, bundle_id)
+                await trio.testing.wait_all_tasks_blocked()
+                assert sorted(stopped) == [0, 1]
+            assert zero.heard[0] == wire.Moved(0, 0, "", 2)
+        assert front.count() == 0
+        async with silent_peer(front) as late:
+            assert (await late.say(hello(moved=1)))[0] == wire.Moved(0, 0, "", 2)

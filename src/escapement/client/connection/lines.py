@@ -100,9 +100,13 @@ class Lines:
         return self.of_bundle((await self.bundles_of([topic]))[0])
 
     def of_bundle(self, bundle: int) -> Line:
-        """Return the line of a bundle. A new line begins to connect, and does not wait."""
+        """Return the line of a bundle. A new line begins to connect, and does not wait.
+
+        With several bundles, a line that ended because its broker refused the token is replaced:
+        that broker may know a new token later than the others do.
+        """
         line = self._lines.get(bundle)
-        if line is None or (line.closed is not None and self.closed is None):
+        if line is None or (line.closed is not None and self.closed is None and self.count > 1):
             line = self._lines[bundle] = self._make(bundle)
             line.closed = self.closed
             if self._tasks is not None and self.closed is None:
