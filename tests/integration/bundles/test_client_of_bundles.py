@@ -105,10 +105,10 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
 
 
 async def test_listings_merge_the_answers_of_all_brokers(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: administration sees one database. A verb about one thing reaches its broker."""
-    async with cluster(engine, tmp_path) as found, connected(found, "b") as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found, "b") as client:
         topics = [*named(found, 0, 3), *named(found, 1, 2)]
         created = await client.admin("topics.create_many", topics=topics, subscription="s")
         assert created == {"created": 5, "existed": 0}
@@ -135,10 +135,10 @@ async def test_listings_merge_the_answers_of_all_brokers(
 
 
 async def test_listing_of_a_namespace_that_one_broker_knows(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a broker without topics in a namespace has nothing to add."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1, prefix="a/b/x")
         await client.admin("topics.create", topic=topic)
         assert (await client.admin("topics.list", namespace="a/b"))["topics"] == [topic]
@@ -196,10 +196,10 @@ async def test_a_hand_over_is_a_pause_for_producers_and_consumers(
 
 
 async def test_a_message_received_before_a_hand_over_is_acknowledged_after_it(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8, V2: it does not come again, and the other messages in flight do, as at a reconnect."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         async with client.consumer(topic, "s", position="earliest") as inbox:
             await (await client.producer(topic)).send_many([b"one", b"two"])
@@ -214,10 +214,10 @@ async def test_a_message_received_before_a_hand_over_is_acknowledged_after_it(
 
 
 async def test_closing_waits_for_the_brokers_of_all_bundles(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """N2: what was submitted and acknowledged before the end of the block is durable."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         topics = [*named(found, 0), *named(found, 1)]
         async with connected(found) as client:
             for topic in topics:
@@ -229,10 +229,10 @@ async def test_closing_waits_for_the_brokers_of_all_bundles(
 
 
 async def test_requests_of_administration_wait_for_the_next_owner(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: also while no owner is known."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         await client.admin("topics.create", topic=topic)
         await found.stop(1)
@@ -252,10 +252,10 @@ async def test_requests_of_administration_wait_for_the_next_owner(
 
 
 async def test_stale_news_about_an_owner_are_ignored(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a node that does not know the new owner yet cannot send a client back."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         producer = await client.producer(topic)
         await found.move(1, "a:7650")
@@ -279,10 +279,10 @@ async def test_stale_news_about_an_owner_are_ignored(
 
 
 async def test_several_addresses_are_tried_in_turn(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a client connects if one of them answers. The error names all of them."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         async with connected(found, "gone", "b") as client:
             assert client.name == "b:7650"
         with pytest.raises(Disconnected, match="on gone:7650; nothing listens on lost:7650"):
@@ -291,10 +291,10 @@ async def test_several_addresses_are_tried_in_turn(
 
 
 async def test_a_client_learns_that_bundles_were_added(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: Moved tells it, and the producer opens at the other broker."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         places = client._lines._places
         places.count = 1

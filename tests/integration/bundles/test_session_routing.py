@@ -20,10 +20,10 @@ def named(found: Cluster, bundle_id: int) -> str:
 
 
 async def test_the_bundle_in_hello_chooses_the_broker(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a node without this broker tells its address, in the way that the client understands."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         front = found.nodes["b:7650"].front
         for features in ({}, {"moved": 1}, {"moved": 1, "bundle": 1}):
             async with silent_peer(front) as peer:
@@ -76,10 +76,10 @@ async def test_a_request_for_a_topic_of_another_bundle_is_answered_with_its_owne
 
 
 async def test_a_hand_over_ends_the_sessions_of_its_bundle_only(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: Moved comes after the last receipts; the other brokers of the process go on."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         await found.move(1, "a:7650")
         front = found.nodes["a:7650"].front
         async with silent_peer(front) as new, silent_peer(front) as old, silent_peer(front) as rest:
@@ -98,10 +98,10 @@ async def test_a_hand_over_ends_the_sessions_of_its_bundle_only(
 
 
 async def test_brokers_of_one_process_stop_at_the_same_time(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: each waits for the end of its own sessions. A new peer is refused meanwhile."""
-    async with cluster(engine, tmp_path, addresses=("a:7650",)) as found:
+    async with cluster(sqlite, tmp_path, addresses=("a:7650",)) as found:
         front, stopped = found.nodes["a:7650"].front, []
 
         async def stop(bundle_id: int) -> None:
