@@ -13,7 +13,13 @@ import trio
 
 import escapement
 from escapement.storage.engine.address import MysqlAddress
-from support.processes.broker import PATIENT, BrokerProcess, broker_process, until, until_it_takes_over
+from support.processes.broker import (
+    PATIENT,
+    BrokerProcess,
+    broker_process,
+    until,
+    until_it_takes_over,
+)
 
 SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}
 # Longer than the test timeout, so a test that waits for its end fails.

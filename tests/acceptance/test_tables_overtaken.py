@@ -16,7 +16,13 @@ import trio
 
 import escapement
 from support.outbox.outboxes import Rows
-from support.processes.broker import PATIENT, BrokerProcess, broker_process, until, until_it_takes_over
+from support.processes.broker import (
+    PATIENT,
+    BrokerProcess,
+    broker_process,
+    until,
+    until_it_takes_over,
+)
 from support.tables.shops import Shop, comment
 
 SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}

@@ -19,7 +19,13 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox import inbox
 from escapement.storage.inbox.entry import InboxEntry
-from support.processes.broker import PATIENT, BrokerProcess, broker_process, until, until_it_takes_over
+from support.processes.broker import (
+    PATIENT,
+    BrokerProcess,
+    broker_process,
+    until,
+    until_it_takes_over,
+)
 from support.storage.inbox_entries import inbox_entry
 
 KILLS: Final = 5
