@@ -47,7 +47,7 @@ def topics() -> list[str]:
 
 
 async def test_another_node_takes_the_bundles_of_a_killed_one(nodes: list[BrokerProcess]) -> None:
-    """The application sees a pause: no message is lost, and none that is acknowledged comes again."""
+    """The application sees a pause, and no message is lost."""
     first, second = nodes
     first.start()
     second.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +61,7 @@ def test_a_killed_broker_takes_its_own_lease_back_at_once(tmp_path: Path, mysql_
 async def test_second_process_stands_by_and_takes_over_after_a_clean_stop(
     tmp_path: Path, mysql_url: str
 ) -> None:
-    """B8: it sends clients to the owner meanwhile, and need not wait for the lease of ten minutes."""
+    """B8: it sends clients to the owner, and need not wait for the lease of ten minutes."""
     with (
         broker_process(tmp_path / "first", mysql_url, limits=LONG_LEASE) as first,
         broker_process(tmp_path / "second", mysql_url, limits=LONG_LEASE) as second,

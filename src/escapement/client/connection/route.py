@@ -92,8 +92,8 @@ class Route:
                 tried.discard(next(self._places.candidates(found.bundle, None)))
             if self.bundle is None:
                 self.bundle = found.bundle
-        error = _one_of(errors)
-        raise NoOwner(str(error)) if answered and isinstance(error, Disconnected) else error
+        reason = _one_of(errors)
+        raise NoOwner(str(reason)) if answered and isinstance(reason, Disconnected) else reason
 
     def _next(self, tried: set[Address]) -> Address | None:
         candidates = self._places.candidates(self.bundle, self._last)
