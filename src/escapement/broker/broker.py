@@ -15,7 +15,7 @@ raises the error. A new broker then recovers from the durable state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -79,7 +79,7 @@ class Broker:
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
         same database. Only the broker of bundle 0 serves outboxes and message tables.
       membership: the membership of a process with several brokers, which has registered it and runs
-        it. None: the broker has one of its own.
+        it. None: the broker has one of its own, which replaces any other with the same identity.
     """
 
     def __init__(
@@ -189,7 +189,8 @@ class Broker:
         try:
             return self._membership.take(self.bundle_id)
         except EscapementError:
-            self._membership.leave()
+            with suppress(EscapementError):  # if the database fails meanwhile, the row expires
+                self._membership.leave()
             raise
 
     def _release(self, doubtful_until_ms: int) -> None:
