@@ -15,7 +15,7 @@ raises the error. A new broker then recovers from the durable state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -81,7 +81,7 @@ class Broker:
         same database. Only the broker of bundle 0 serves outboxes and message tables.
       output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
       membership: the membership of a process with several brokers, which has registered it and runs
-        it. None: the broker has one of its own.
+        it. None: the broker has one of its own, which replaces any other with the same identity.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -168,9 +168,10 @@ class Broker:
           StorageError: if the database is unsuitable, or rejected a statement that must succeed.
         """
         run = self._runners.work
-        await run(self._engine.check_fitness)
-        await run(migrate, self._engine)
-        await run(create_views, self._engine)
+        if self._has_own_membership:  # otherwise the process has done so
+            await run(self._engine.check_fitness)
+            await run(migrate, self._engine)
+            await run(create_views, self._engine)
         lease = await run(self._take)
         _log.info(
             "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch
@@ -197,7 +198,8 @@ class Broker:
         try:
             return self._membership.take(self.bundle_id)
         except EscapementError:
-            self._membership.leave()
+            with suppress(EscapementError):  # if the database fails meanwhile, the row expires
+                self._membership.leave()
             raise
 
     def _release(self, doubtful_until_ms: int) -> None:

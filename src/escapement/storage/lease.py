@@ -36,12 +36,12 @@ bundle, ``expires_at_ms`` is ``UNTIL_RELEASED``, so that an older broker does no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from escapement.clock import Clock
-from escapement.errors import LeaseHeld, LeaseLost, StorageError
+from escapement.errors import EscapementError, LeaseHeld, LeaseLost, StorageError
 from escapement.storage import members
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 from escapement.storage.engine.transaction import transaction
@@ -104,7 +104,8 @@ def acquire(
     try:
         return take(engine, member, clock, bundle_id)
     except BaseException:
-        with closing(engine.connect()) as connection:
+        # If the database fails meanwhile, the row expires.
+        with suppress(EscapementError), closing(engine.connect()) as connection:
             members.leave(connection, member)
         raise
 
