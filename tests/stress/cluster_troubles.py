@@ -10,9 +10,9 @@ from typing import Final
 import trio
 
 from escapement.failpoints import POINTS
-from stress.cluster import LEASE_MS, SELDOM, Cluster, Node
+from stress.cluster import CUT_OFF_MS, LEASE_MS, SELDOM, Cluster, Node
 from stress.history import now_ms
-from stress.troubles import CUT_OFF_MS, in_rounds
+from stress.troubles import in_rounds
 from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import flip_a_bit
 
@@ -107,7 +107,8 @@ class ClusterTroubles:
         node.broker.pause()
         node.is_stopped = True
         await trio.sleep(3 * LEASE_S)
-        node.broker.resume()
+        if node.broker.running:
+            node.broker.resume()
         node.is_stopped = False
 
     async def _cut(self, node: Node) -> None:
@@ -127,7 +128,8 @@ class ClusterTroubles:
         await trio.to_thread.run_sync(self._database.restore)
 
     async def _flip(self, node: Node) -> None:
-        flip_a_bit(node.broker.index, self._cluster.chance)
+        for index in node.broker.data.glob("index*"):
+            flip_a_bit(index, self._cluster.chance)
 
     async def _delete(self, node: Node) -> None:
         """Kill the owner and delete its directory, with its identity."""
@@ -143,7 +145,7 @@ class ClusterTroubles:
     async def _roll(self, node: Node) -> None:
         """Stop each broker cleanly; it starts again, and the next follows."""
         for one in self._cluster.nodes:
-            if one.broker.running and one.serves:
+            if one.serves:
                 one.broker.process.terminate()
                 with trio.fail_after(60):
                     while one.broker.running:  # noqa: ASYNC110 (a process)

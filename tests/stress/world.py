@@ -11,7 +11,8 @@ from escapement.errors import EscapementError, IndexDamaged
 from stress.history import History
 from stress.rules import MAX_DELIVERIES
 
-PLAIN: Final = "plain"
+# With two bundles, each of the topics belongs to another one, with its dead letters.
+PLAIN: Final = "orders"
 KEYED: Final = "keyed"
 # Topics by subscription. The first two bound deliveries, and so have dead letters.
 WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}

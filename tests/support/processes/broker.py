@@ -163,6 +163,11 @@ class BrokerProcess:
         """Return the last 60 lines of its stderr."""
         return "\n".join(self._complained.read_text(errors="replace").splitlines()[-60:])
 
+    def count(self, words: str) -> int:
+        """Return how often its stderr has these words, over all of its starts."""
+        exists = self._complained.exists()
+        return self._complained.read_text(errors="replace").count(words) if exists else 0
+
     def rss_bytes(self) -> int:
         """Return its resident memory."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
