@@ -30,7 +30,7 @@ from support.database.servers import MysqlServer
 from support.faults.tcp_proxy import LossyProxy, lossy_proxy
 from support.processes.broker import until
 
-LEASE_MS: Final = 2_500
+LEASE_MS: Final = 2_000
 BUNDLES: Final = 2
 DATABASE: Final = "stress"
 # The owner of a bundle may end connections so long after it was lost or taken: clients reconnect,
@@ -38,7 +38,7 @@ DATABASE: Final = "stress"
 CUT_OFF_MS: Final = 5_000
 # The longest pause before a killed broker is started again. Some come back before their bundles are
 # free, and others after other nodes have taken them.
-_KILLED_S: Final = 2 * LEASE_MS / 1000
+_KILLED_S: Final = 1.2 * LEASE_MS / 1000
 # Before a broker is started again that could not start.
 _REFUSED_S: Final = 0.5
 _LOOK_S: Final = 0.1

@@ -18,7 +18,9 @@ from support.faults.damaged_bytes import flip_a_bit
 
 LEASE_S: Final = LEASE_MS / 1000
 # How long a broker that is to be killed may work until it reaches its failpoint.
-_DIES_S: Final = 3.0
+_DIES_S: Final = 2.0
+# So many of the kills are followed by another one while bundles move or brokers start.
+_AGAIN_SHARE: Final = 0.3
 KILL: Final = "kill of the owner"
 # The others, which a run may leave out.
 OTHERS: Final = (
@@ -79,9 +81,8 @@ class ClusterTroubles:
     async def _cause(self, kind: str) -> None:
         """Let a broker serve for a while, cause a trouble, and wait until a broker serves."""
         cluster, history = self._cluster, self._cluster.history
-        await cluster.until_served()
-        await trio.sleep(cluster.chance.uniform(0.2, 2.0))
         node = await cluster.until_served()
+        await trio.sleep(cluster.chance.uniform(0, 1))
         history.counts[kind] += 1
         began_ms = now_ms()
         await self._do[kind](node)
@@ -90,13 +91,19 @@ class ClusterTroubles:
             history.troubles.append((began_ms, now_ms() + CUT_OFF_MS))
 
     async def _kill(self, node: Node) -> None:
-        """Kill the owner, unless it soon dies at its failpoint. A clean stop reaches some."""
+        """Kill the owner, unless it soon dies at its failpoint. A clean stop reaches one of them.
+
+        Sometimes kill another broker before all is well again.
+        """
         if node.broker.failpoints.startswith("hand_over"):
             node.broker.process.terminate()
         with trio.move_on_after(_DIES_S):
             while node.broker.running:  # noqa: ASYNC110 (a process)
                 await trio.sleep(0.02)
         self._cluster.kill(node)
+        if self._cluster.chance.random() < _AGAIN_SHARE:
+            await trio.sleep(self._cluster.chance.uniform(0, 1.5) * LEASE_S)
+            self._cluster.kill(self._cluster.chance.choice(self._cluster.nodes))
 
     async def _kill_all(self, node: Node) -> None:
         for one in self._cluster.nodes:
