@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from escapement.broker.node.balancer import (
-    DRAINED_AT_ONCE,
+    RELEASED_AT_ONCE,
     PATIENCE_RENEWALS,
     STABLE_MS,
     Balancer,
@@ -89,7 +89,7 @@ def test_nodes_that_come_and_go_share_the_bundles(seed: int) -> None:
             cluster.leave(rng.choice(sorted(cluster.nodes)))
         if cluster.draining >= cluster.nodes.keys():
             cluster.draining.clear()
-        for _ in range(PATIENCE_RENEWALS + 2 + BUNDLES // DRAINED_AT_ONCE):
+        for _ in range(PATIENCE_RENEWALS + 2 + BUNDLES // RELEASED_AT_ONCE):
             cluster.round()
         assert not cluster.draining & set(cluster.owner.values())
     for _ in range(STABLE_MS // RENEWAL_MS + 2 * BUNDLES + PATIENCE_RENEWALS):
@@ -154,7 +154,7 @@ def test_a_draining_node_releases_all_its_bundles_a_few_at_a_time() -> None:
     balancer = Balancer("a", RENEWAL_MS)
     nodes, none, every = {"a": True, "b": False}, frozenset[int](), frozenset(range(BUNDLES))
     first = balancer.decide(Situation(0, nodes, none, every, none))
-    assert first == Decision(release=tuple(range(DRAINED_AT_ONCE)))
+    assert first == Decision(release=tuple(range(RELEASED_AT_ONCE)))
     moving = frozenset({0, 1})
     more = balancer.decide(Situation(1, nodes, none, every, moving))
-    assert more == Decision(release=tuple(range(2, DRAINED_AT_ONCE)))
+    assert more == Decision(release=tuple(range(2, RELEASED_AT_ONCE)))
