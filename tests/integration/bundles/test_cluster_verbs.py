@@ -133,11 +133,11 @@ async def test_what_does_not_exist_or_is_ambiguous_is_refused(
         ):
             with pytest.raises(NotFound, match=rf"'nobody'. Live nodes: .*{here}"):
                 await broker.admin(verb, node="nobody", **arguments)
-            with pytest.raises(InvalidRequest, match="several nodes.*other-0.*others-0"):
+            with pytest.raises(InvalidRequest, match=r"several nodes.*other-0.*others-0"):
                 await broker.admin(verb, node="other", **arguments)
             with pytest.raises(NotFound):
                 await broker.admin(verb, node=here[:3], **arguments)
-        with pytest.raises(NotFound, match="no bundle 1. The database has bundles 0 to 0"):
+        with pytest.raises(NotFound, match=r"no bundle 1\. The database has bundles 0 to 0"):
             await broker.admin("cluster.move", bundle=1, node=here)
         await broker.admin("cluster.bundles", count=4)
         with pytest.raises(InvalidRequest, match="cannot become smaller"):

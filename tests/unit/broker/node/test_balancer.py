@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from escapement.broker.node.balancer import (
-    RELEASED_AT_ONCE,
     PATIENCE_RENEWALS,
+    RELEASED_AT_ONCE,
     STABLE_MS,
     Balancer,
     Decision,
@@ -187,7 +187,7 @@ def test_a_pinned_bundle_moves_at_once_to_its_node_while_that_wants_it() -> None
     nodes = {"a": False, "b": False}
     balancer, own, others = owner_of_what_is_anothers(nodes)
     none, every = frozenset[int](), frozenset(range(BUNDLES))
-    away = {bundle_id: "b" for bundle_id in own[:2]} | {others[0]: "a", others[1]: "gone"}
+    away = dict.fromkeys(own[:2], "b") | {others[0]: "a", others[1]: "gone"}
     assert balancer.decide(Situation(0, nodes, none, every, none, away)) == Decision(
         release=tuple(own[:2])
     )
