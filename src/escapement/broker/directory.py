@@ -34,7 +34,10 @@ class Directory(Protocol):
         ...
 
     def bundle_of(self, topic: str) -> int:
-        """Return the bundle of a topic by its full name, whether the topic exists or not."""
+        """Return the bundle of a topic by its full name, whether the topic exists or not.
+
+        Message tables, whose names begin with ``table://``, belong to bundle 0.
+        """
         ...
 
     def owner_of(self, bundle_id: int) -> Place:

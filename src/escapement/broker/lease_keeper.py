@@ -12,10 +12,7 @@ import trio
 
 from escapement.broker.membership import Membership, Watch
 from escapement.errors import LeaseLost, StorageReadOnly
-from escapement.event_log import EventLog
 from escapement.storage.lease import Lease
-
-_log = EventLog(__name__)
 
 
 class LeaseKeeper:
@@ -71,6 +68,5 @@ class LeaseKeeper:
         self._membership.unwatch(self._watch)
 
     def _lose(self, error: LeaseLost) -> None:
-        _log.warning("lease.lost", "the broker ends: %s", error)
         self._loss = error
         self._lost.set()

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Address, Addresses
 from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream, StreamFactory
 from escapement.client.connection.route import Dial
@@ -74,16 +74,15 @@ def connect(
       Disconnected: if the first attempt to connect fails, at every address. The error names them.
       EscapementError: if the broker refuses the connection.
     """
-    addresses, source = Address.parse_several(url), TokenSource(token, token_file)
-    address = addresses[0]
-    if (ca_file or cert_file or key_file) and not address.tls:
+    addresses, source = Addresses.parse(url), TokenSource(token, token_file)
+    if (ca_file or cert_file or key_file) and not addresses.tls:
         raise InvalidRequest(f"ca_file, cert_file and key_file need escapements://, not {url}")
-    server = address if stream_factory is None else None
+    server = addresses[0] if stream_factory is None else None
     tracer = (tracing or Tracing())._tracer(server, name)
     settings, described = settings or Settings(), None
     if stream_factory is not None:
         dial, described = _always(stream_factory), "the broker"
-    elif address.tls:
+    elif addresses.tls:
         dial = _tls(ClientFiles.of(ca_file, cert_file, key_file))
     else:
         dial = _tcp

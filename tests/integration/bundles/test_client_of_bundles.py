@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import trio.testing
 
 import escapement
 from escapement.client.connect import Connecting
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Address, Addresses
 from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream
 from escapement.client.connection.token_source import TokenSource
@@ -33,7 +34,7 @@ def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[es
     async def dial(address: Address) -> Stream:
         return await found.dial(f"{address.host}:{address.port}")
 
-    given = Address.parse_several("escapement://" + ",".join(addresses or ("a",)))
+    given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
     return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
 
 
@@ -64,6 +65,11 @@ async def result(found: Cluster, call: Callable[[], Awaitable[Any]]) -> Any:
         nursery.start_soon(run)
         await settle(found, lambda: bool(results))
     return results[0]
+
+
+async def stored(client: escapement.Broker, topic: str) -> list[bytes]:
+    """Return all messages in the log of a topic, sorted."""
+    return sorted([one.value async for page in client.read(topic) for one in page])
 
 
 def links(client: escapement.Broker) -> dict[int | None, bool]:
@@ -99,10 +105,10 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
 
 
 async def test_listings_merge_the_answers_of_all_brokers(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: administration sees one database. A verb about one thing reaches its broker."""
-    async with cluster(engine, tmp_path) as found, connected(found, "b") as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found, "b") as client:
         topics = [*named(found, 0, 3), *named(found, 1, 2)]
         created = await client.admin("topics.create_many", topics=topics, subscription="s")
         assert created == {"created": 5, "existed": 0}
@@ -129,10 +135,10 @@ async def test_listings_merge_the_answers_of_all_brokers(
 
 
 async def test_listing_of_a_namespace_that_one_broker_knows(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a broker without topics in a namespace has nothing to add."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1, prefix="a/b/x")
         await client.admin("topics.create", topic=topic)
         assert (await client.admin("topics.list", namespace="a/b"))["topics"] == [topic]
@@ -140,10 +146,14 @@ async def test_listing_of_a_namespace_that_one_broker_knows(
             await client.admin("topics.list", namespace="no/body")
 
 
+@pytest.mark.parametrize("crashes", [False, True])
 async def test_a_hand_over_is_a_pause_for_producers_and_consumers(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    crashes: bool, mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
-    """B8, P6: nothing is lost, and nothing that was acknowledged comes again."""
+    """B8, P6: nothing is lost, and nothing that was acknowledged comes again.
+
+    After a crash, messages whose acknowledgements were not durable come again.
+    """
     async with cluster(engine, tmp_path) as found, connected(found) as client:
         topics = [*named(found, 0), *named(found, 1)]
         producers = [await client.producer(topic) for topic in topics]
@@ -171,19 +181,58 @@ async def test_a_hand_over_is_a_pause_for_producers_and_consumers(
                     for at in (0, 1):
                         nursery.start_soon(publish, at, b"%d-%d" % (turn, number))
                 owners[bundle] = "b:7650" if owners[bundle] == "a:7650" else "a:7650"
-                await found.move(bundle, owners[bundle])
+                if crashes:
+                    await found.crash(bundle)
+                    await found.start(bundle, owners[bundle])
+                else:
+                    await found.move(bundle, owners[bundle])
             everything = {b"%d-%d" % (turn, number) for turn in range(6) for number in range(20)}
             await settle(found, lambda: sent == [everything] * 2)
             await settle(found, lambda: [set(one) for one in got] == [everything] * 2)
             nursery.cancel_scope.cancel()
-        assert [len(one) for one in got] == [120, 120]
+        assert crashes or [len(one) for one in got] == [120, 120]
+        for topic in topics:
+            assert await result(found, partial(stored, client, topic)) == sorted(everything)
+
+
+async def test_a_message_received_before_a_hand_over_is_acknowledged_after_it(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8, V2: it does not come again, and the other messages in flight do, as at a reconnect."""
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        async with client.consumer(topic, "s", position="earliest") as inbox:
+            await (await client.producer(topic)).send_many([b"one", b"two"])
+            first, second = await arrived(inbox)
+            await found.move(1, "a:7650")
+            assert await result(found, lambda: inbox.ack(first, durable=True)) == 1
+            again = await result(found, inbox.receive)
+            assert (again.value, again.redelivered) == (second.value, True)
+            assert await inbox.ack(again, durable=True) == 1
+            await found.clock.advance(hours=1)
+            assert await arrived(inbox) == []
+
+
+async def test_closing_waits_for_the_brokers_of_all_bundles(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """N2: what was submitted and acknowledged before the end of the block is durable."""
+    async with cluster(sqlite, tmp_path) as found:
+        topics = [*named(found, 0), *named(found, 1)]
+        async with connected(found) as client:
+            for topic in topics:
+                await (await client.producer(topic)).submit(topic.encode())
+        async with connected(found, "b") as client:
+            for topic in topics:
+                pages = [page async for page in client.read(topic)]
+                assert [one.value for one in pages[0]] == [topic.encode()]
 
 
 async def test_requests_of_administration_wait_for_the_next_owner(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: also while no owner is known."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         await client.admin("topics.create", topic=topic)
         await found.stop(1)
@@ -203,10 +252,10 @@ async def test_requests_of_administration_wait_for_the_next_owner(
 
 
 async def test_stale_news_about_an_owner_are_ignored(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a node that does not know the new owner yet cannot send a client back."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         producer = await client.producer(topic)
         await found.move(1, "a:7650")
@@ -230,10 +279,10 @@ async def test_stale_news_about_an_owner_are_ignored(
 
 
 async def test_several_addresses_are_tried_in_turn(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a client connects if one of them answers. The error names all of them."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         async with connected(found, "gone", "b") as client:
             assert client.name == "b:7650"
         with pytest.raises(Disconnected, match="on gone:7650; nothing listens on lost:7650"):
@@ -242,10 +291,10 @@ async def test_several_addresses_are_tried_in_turn(
 
 
 async def test_a_client_learns_that_bundles_were_added(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: Moved tells it, and the producer opens at the other broker."""
-    async with cluster(engine, tmp_path) as found, connected(found) as client:
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         places = client._lines._places
         places.count = 1

@@ -20,10 +20,10 @@ def named(found: Cluster, bundle_id: int) -> str:
 
 
 async def test_the_bundle_in_hello_chooses_the_broker(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: a node without this broker tells its address, in the way that the client understands."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         front = found.nodes["b:7650"].front
         for features in ({}, {"moved": 1}, {"moved": 1, "bundle": 1}):
             async with silent_peer(front) as peer:
@@ -76,10 +76,10 @@ async def test_a_request_for_a_topic_of_another_bundle_is_answered_with_its_owne
 
 
 async def test_a_hand_over_ends_the_sessions_of_its_bundle_only(
-    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
     """B8: Moved comes after the last receipts; the other brokers of the process go on."""
-    async with cluster(engine, tmp_path) as found:
+    async with cluster(sqlite, tmp_path) as found:
         await found.move(1, "a:7650")
         front = found.nodes["a:7650"].front
         async with silent_peer(front) as new, silent_peer(front) as old, silent_peer(front) as rest:
@@ -95,3 +95,28 @@ async def test_a_hand_over_ends_the_sessions_of_its_bundle_only(
             assert await rest.say(wire.Ping(4)) == [wire.Pong(4)]
         async with silent_peer(front) as peer:
             assert (await peer.say(hello(moved=1, bundle=1)))[0] == wire.Moved(0, 1, "b:7650", 3)
+
+
+async def test_brokers_of_one_process_stop_at_the_same_time(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: each waits for the end of its own sessions. A new peer is refused meanwhile."""
+    async with cluster(sqlite, tmp_path, addresses=("a:7650",)) as found:
+        front, stopped = found.nodes["a:7650"].front, []
+
+        async def stop(bundle_id: int) -> None:
+            await found.stop(bundle_id)
+            stopped.append(bundle_id)
+
+        async with silent_peer(front) as zero, silent_peer(front) as one:
+            await zero.say(hello(moved=1, bundle=0))
+            await one.say(hello(moved=1, bundle=1))
+            async with trio.open_nursery() as nursery:
+                for bundle_id in (0, 1):
+                    nursery.start_soon(stop, bundle_id)
+                await trio.testing.wait_all_tasks_blocked()
+                assert sorted(stopped) == [0, 1]
+            assert zero.heard[0] == wire.Moved(0, 0, "", 2)
+        assert front.count() == 0
+        async with silent_peer(front) as late:
+            assert (await late.say(hello(moved=1)))[0] == wire.Moved(0, 0, "", 2)

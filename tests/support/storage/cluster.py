@@ -17,6 +17,7 @@ from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
 from escapement.broker.runners import Runners
 from escapement.errors import Disconnected
+from escapement.names import TableName
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
 from escapement.storage.bundles import bundle_of_name, set_bundle_count
@@ -82,9 +83,10 @@ class Cluster:
         self._engine = engine
         self._data = data
         self._places = [Place("", 0)] * bundles
+        self._incarnations: dict[int, trio.CancelScope] = {}
 
     def bundle_of(self, topic: str) -> int:
-        return bundle_of_name(topic, self.count)
+        return 0 if TableName.is_meant(topic) else bundle_of_name(topic, self.count)
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
@@ -109,6 +111,14 @@ class Cluster:
         self._places[bundle_id] = Place(successor, place.epoch + 1)
         broker = node.brokers.pop(bundle_id)
         broker.stop()
+        await broker.stopped.wait()
+
+    async def crash(self, bundle_id: int) -> None:
+        """End the broker of a bundle at once, without saving anything, as a kill does."""
+        place = self._places[bundle_id]
+        broker = self.nodes[place.address].brokers.pop(bundle_id)
+        self._places[bundle_id] = Place("", place.epoch + 1)
+        self._incarnations[bundle_id].cancel()
         await broker.stopped.wait()
 
     async def move(self, bundle_id: int, address: str) -> None:
@@ -137,6 +147,12 @@ class Cluster:
             node.output,
         )
         broker.directory = self
+        with trio.CancelScope() as incarnation:
+            self._incarnations[bundle_id] = incarnation
+            await self._run(broker, node, task_status)
+
+    async def _run(self, broker: Broker, node: Node, task_status: trio.TaskStatus[None]) -> None:
+        bundle_id = broker.bundle_id
         async with trio.open_nursery() as nursery:
             await nursery.start(node.front.run_broker, broker)
             place = Place(node.address, self._places[bundle_id].epoch or 1)

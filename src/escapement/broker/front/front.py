@@ -58,7 +58,7 @@ class Front:
         )
         self._inbound = Inbound(limits.inbound_bytes, limits.inbound_timeout_s)
         self._request_memory = RequestMemory(limits.request_bytes)
-        self._session_ended = trio.Event()
+        self._session_ended = trio.lowlevel.ParkingLot()
 
     @classmethod
     def of_broker(cls, broker: Broker, certificates: Certificates | None = None) -> Front:
@@ -157,7 +157,7 @@ class Front:
                 await _until_its_end(session)
         finally:
             self._sessions.discard(session)
-            self._session_ended.set()
+            self._session_ended.unpark_all()
 
     def count_of(self, broker: Broker) -> int:
         """Return the number of connections of a broker."""
@@ -180,8 +180,7 @@ class Front:
         for session in self._sessions_of(broker):
             session.end()
         while self._sessions_of(broker):
-            self._session_ended = trio.Event()
-            await self._session_ended.wait()
+            await self._session_ended.park()
 
     def _sessions_of(self, broker: Broker) -> list[Session]:
         return [session for session in self._sessions if session.broker is broker]

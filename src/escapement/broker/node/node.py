@@ -329,6 +329,8 @@ class Node:
             with log_fields(bundle=bundle_id):
                 await bundle.run(patient=patient)
         except LeaseHeld as error:
+            if self._engine.kind == "sqlite":
+                raise
             _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
         finally:
             del self._owned[bundle_id]

@@ -92,7 +92,7 @@ class OwnedBundle:
                 )
                 patient, pause_s = True, FIRST_PROBE_S
             except LeaseLost as error:
-                _log.warning("bundle.lost", "the broker of bundle %d has ended: %s", self.id, error)
+                _log.warning("lease.lost", "the broker of bundle %d ends: %s", self.id, error)
                 return
             except _UNAVAILABLE as error:
                 if not patient:
@@ -102,7 +102,6 @@ class OwnedBundle:
                     "the start of bundle %d waits for the database: %s",
                     self.id,
                     error,
-                    bundle=self.id,
                 )
                 with trio.move_on_after(pause_s):
                     await self._release.wait()

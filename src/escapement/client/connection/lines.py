@@ -21,7 +21,8 @@ from escapement.client.connection.line import Answer, Line
 from escapement.client.connection.link import Link
 from escapement.client.connection.places import Places
 from escapement.client.connection.promise import Promise
-from escapement.client.connection.route import Dial, Route
+from escapement.client.connection.retry import Retry
+from escapement.client.connection.route import Dial, NoOwner, Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, EscapementError
@@ -100,9 +101,13 @@ class Lines:
         return self.of_bundle((await self.bundles_of([topic]))[0])
 
     def of_bundle(self, bundle: int) -> Line:
-        """Return the line of a bundle. A new line begins to connect, and does not wait."""
+        """Return the line of a bundle. A new line begins to connect, and does not wait.
+
+        With several bundles, a line that ended because its broker refused the token is replaced:
+        that broker may know a new token later than the others do.
+        """
         line = self._lines.get(bundle)
-        if line is None or (line.closed is not None and self.closed is None):
+        if line is None or (line.closed is not None and self.closed is None and self.count > 1):
             line = self._lines[bundle] = self._make(bundle)
             line.closed = self.closed
             if self._tasks is not None and self.closed is None:
@@ -144,8 +149,20 @@ class Lines:
     # -- connecting and closing --------------------------------------------------------
 
     async def connect(self) -> Link:
-        """Open the first link in one attempt. Raises the errors of ``Route.open``."""
-        return await self.first.connect()
+        """Open the first link. Raises the errors of ``Route.open``.
+
+        There is one attempt, unless a broker answers that the bundle has no owner at the moment.
+        Then this waits for an owner, for up to ``request_timeout_s``.
+        """
+        deadline_s = anyio.current_time() + self.settings.request_timeout_s
+        retry = Retry(self.settings.reconnect_first_s, self.settings.reconnect_longest_s)
+        while True:
+            try:
+                return await self.first.connect()
+            except NoOwner:
+                if anyio.current_time() >= deadline_s:
+                    raise
+            await anyio.sleep(retry.next_s(anyio.current_time()))
 
     def begin(self, tasks: TaskGroup, link: Link) -> None:
         """Run the first line, which has this link, and the later ones, in a task group."""

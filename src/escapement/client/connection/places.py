@@ -46,9 +46,11 @@ class Places:
         return bundle if type(bundle) is int and 0 <= bundle <= MAX_BUNDLE else 0
 
     def learn(self, news: Moved | Owner) -> bool:
-        """Note the owner of a bundle. Return whether the client knows another address for it now.
+        """Note the owner of a bundle. Return whether its address is worth another attempt.
 
-        News with a lower epoch than earlier news are stale, and change nothing.
+        That is so if the epoch is new, or no address was known for it. News with a lower epoch than
+        earlier news are stale, and change nothing. Of news with the same epoch the latest count,
+        because a broker that hands a bundle over tells who the next owner will probably be.
         """
         self._note_count(news.bundle + 1)
         before = self._owners.get(news.bundle, _Place(-1, None))
@@ -56,7 +58,7 @@ class Places:
         if news.epoch < before.epoch or (news.epoch == before.epoch and address is None):
             return False
         self._owners[news.bundle] = _Place(news.epoch, address)
-        return address is not None and (news.epoch, address) != before
+        return address is not None and (news.epoch > before.epoch or before.address is None)
 
     def candidates(self, bundle: int | None, last: Address | None) -> Iterator[Address]:
         """Yield all addresses at which the broker of a bundle may be, the likeliest first.

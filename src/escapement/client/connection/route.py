@@ -21,6 +21,13 @@ Dial = Callable[[Address], Awaitable[Stream]]
 _MOST_MOVES: Final = 8
 
 
+class NoOwner(Disconnected):
+    """Raised when brokers answer, and none of them serves the bundle at the moment.
+
+    A bundle has no owner while it moves, and until the lease of a dead broker has expired.
+    """
+
+
 class Route:
     """Finds the broker of one bundle.
 
@@ -57,11 +64,12 @@ class Route:
 
         Raises:
           Unauthenticated: if a broker refuses the token. No other is tried.
+          NoOwner: if a broker answers, and no broker serves the bundle at the moment.
           EscapementError: if no attempt succeeds; see ``Link.open``.
         """
         tried: set[Address] = set()
         errors: dict[str, EscapementError] = {}
-        moves = 0
+        moves, answered = 0, False
         while (address := self._next(tried)) is not None:
             tried.add(address)
             try:
@@ -76,6 +84,7 @@ class Route:
                 self.bundle = bundle if self.bundle is None else self.bundle
                 self._last = address
                 return found
+            answered = True
             refusal = _refusal(address, found)
             errors[str(refusal)] = refusal
             if self._places.learn(found) and moves < _MOST_MOVES:
@@ -83,7 +92,8 @@ class Route:
                 tried.discard(next(self._places.candidates(found.bundle, None)))
             if self.bundle is None:
                 self.bundle = found.bundle
-        raise _one_of(errors)
+        error = _one_of(errors)
+        raise NoOwner(str(error)) if answered and isinstance(error, Disconnected) else error
 
     def _next(self, tried: set[Address]) -> Address | None:
         candidates = self._places.candidates(self.bundle, self._last)
