@@ -39,7 +39,7 @@ def test_a_move_needs_either_a_node_or_anywhere(say: Say, words: list[str]) -> N
 
 
 def test_the_only_node_cannot_be_drained(say: Say) -> None:
-    """B8: the error says what to do."""
+    """B8: the error asks for another node."""
     (node,) = json.loads(say("admin", "cluster", "status", "-o", "json"))["nodes"]
     refused = say("admin", "cluster", "drain", node["name"], fails=1)
     assert "Start another node first" in refused

@@ -105,7 +105,7 @@ def _bundle(view: ClusterView, bundle_id: int) -> ClusterBundle:
     wanted = view.nodes.get(row.pinned_to)
     return {
         "bundle": bundle_id,
-        # A broker of an older version is no member, so its name is not known.
+        # A broker of an older version has no row in ``brokers``, and so no name.
         "owner": None if row.free else row.owner_id if owner is None else owner.name,
         "owner_id": None if row.free else row.owner_id,
         "address": None if owner is None else owner.address,
