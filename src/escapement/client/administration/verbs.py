@@ -27,8 +27,8 @@ MOST_ROWS: Final = 10_000
 _SHARED: Final = 0
 # The first words of these verbs.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
-# The first word of the verbs that every broker answers for all.
-_ANYWHERE: Final = "cluster"
+# The first word of the verbs that every broker carries out for the whole database.
+ANYWHERE: Final = "cluster"
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
 # Verbs about a schedule by its name. The schedule belongs to the bundle of its topic, which the
@@ -64,7 +64,7 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
     kind = str(verb).partition(".")[0]
-    if kind == _ANYWHERE:
+    if kind == ANYWHERE:
         return await _of_bundle(lines, next(_connected(lines), _SHARED), verb, arguments)
     topic = arguments.get(ELSEWHERE.get(verb, "topic"))
     if kind in SHARED or not isinstance(topic, str):
