@@ -52,6 +52,7 @@ BROKER_FLOORS: list[set[str]] = [
     {
         "binary_logs",
         "broker_stats",
+        "cluster",
         "crash",
         "directory",
         "lease_keeper",
@@ -78,6 +79,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"admin"},
     {"session", "side_port"},
     {"front"},
+    {"node"},
     {"server"},
 ]
 
