@@ -15,6 +15,7 @@ from stress.history import now_ms
 from stress.troubles import in_rounds
 from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import flip_a_bit
+from support.processes.broker import STOP_TIMEOUT_S
 
 LEASE_S: Final = LEASE_MS / 1000
 # How long a broker that is to be killed may work until it reaches its failpoint.
@@ -97,10 +98,8 @@ class ClusterTroubles:
         """
         if node.broker.failpoints.startswith("hand_over"):
             node.broker.process.terminate()
-        with trio.move_on_after(_DIES_S):
-            while node.broker.running:  # noqa: ASYNC110 (a process)
-                await trio.sleep(0.02)
-        self._cluster.kill(node)
+        if not await _ends(node, _DIES_S):
+            self._cluster.kill(node)
         if self._cluster.chance.random() < _AGAIN_SHARE:
             await trio.sleep(self._cluster.chance.uniform(0, 1.5) * LEASE_S)
             self._cluster.kill(self._cluster.chance.choice(self._cluster.nodes))
@@ -154,8 +153,15 @@ class ClusterTroubles:
         for one in self._cluster.nodes:
             if one.serves:
                 one.broker.process.terminate()
-                with trio.fail_after(60):
-                    while one.broker.running:  # noqa: ASYNC110 (a process)
-                        await trio.sleep(0.02)
-                await trio.sleep(0.1)
+                if not await _ends(one, STOP_TIMEOUT_S):
+                    self._cluster.history.faults.append(f"ended: {one.name} ignored SIGTERM")
                 await self._cluster.until_served()
+
+
+async def _ends(node: Node, within_s: float) -> bool:
+    """Return whether the process of a node ends so soon. The cluster then starts another one."""
+    process = node.broker.process
+    with trio.move_on_after(within_s):
+        while process.poll() is None:
+            await trio.sleep(0.02)
+    return process.poll() is not None

@@ -54,9 +54,9 @@ def run(minutes: float, engine: str, seed: int) -> int:
         world = World(broker.url, random.Random(seed))
         troubles = Troubles(world, broker, database)
         broker.start()
-        trio.run(_traffic, world, partial(troubles.run, minutes * 60))
+        trio.run(traffic, world, partial(troubles.run, minutes * 60))
         troubles.stop()
-    return _judge(world, troubles.kinds, directory, shows_all=minutes >= MINUTES_TO_SHOW_ALL)
+    return judge(world, troubles.kinds, directory, shows_all=minutes >= MINUTES_TO_SHOW_ALL)
 
 
 def run_cluster(
@@ -85,15 +85,15 @@ def run_cluster(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(cluster.run)
                 await cluster.until_served()
-                await _traffic(world, partial(troubles.run, kills))
+                await traffic(world, partial(troubles.run, kills))
                 nursery.cancel_scope.cancel()
 
         trio.run(all_of_it)
         cluster.stop()
-    return _judge(world, troubles.kinds, directory, shows_all=bool(others))
+    return judge(world, troubles.kinds, directory, shows_all=bool(others))
 
 
-def _judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) -> int:
+def judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) -> int:
     """Print and count what was broken, and what the run should have shown and did not.
 
     Args:
@@ -119,7 +119,14 @@ def _judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool)
     return len(found) + len(missing)
 
 
-async def _traffic(world: World, disturb: Callable[[], Awaitable[None]]) -> None:
+async def traffic(
+    world: World, disturb: Callable[[], Awaitable[None]], reports: bool = True
+) -> None:
+    """Run all clients until ``disturb`` returns, and then until all is done.
+
+    Args:
+      reports: whether to print the counts now and then.
+    """
     async with escapement.connect(world.url, settings=PATIENT) as client:
         await set_up(client)
         async with trio.open_nursery() as nursery:
@@ -131,7 +138,8 @@ async def _traffic(world: World, disturb: Callable[[], Awaitable[None]]) -> None
                 nursery.start_soon(produce, world, topic, None)
             nursery.start_soon(amend, world)
             nursery.start_soon(redrive, world)
-            nursery.start_soon(_report, world)
+            if reports:
+                nursery.start_soon(_report, world)
             await disturb()
             world.over = True
             await _settle(world, client)
