@@ -162,6 +162,6 @@ async def _ends(node: Node, within_s: float) -> bool:
     """Return whether the process of a node ends so soon. The cluster then starts another one."""
     process = node.broker.process
     with trio.move_on_after(within_s):
-        while process.poll() is None:
+        while process.poll() is None:  # noqa: ASYNC110 (a process)
             await trio.sleep(0.02)
     return process.poll() is not None

@@ -15,8 +15,6 @@ from typing import Final
 
 _NUMBER: Final = struct.Struct("<Q")
 NEVER_MS: Final = 1 << 62
-# Long enough for the receipt of a message.
-AHEAD_MS: Final = 1_000
 
 
 def now_ms() -> int:
@@ -102,9 +100,6 @@ class History:
     # When each trouble began, and when all was well again. Each may cost unread deliveries, and one
     # more delivery of each message in flight.
     troubles: list[tuple[int, int]] = field(default_factory=list)
-    # How late first deliveries came that waited for nothing but their time: of messages that were
-    # confirmed ``AHEAD_MS`` before it, to subscriptions that keep no order.
-    late_ms: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -149,10 +144,6 @@ class History:
         course = known.get(offset)
         if course is None:
             course = known[offset] = Course(number)
-            message = self.messages[number]
-            first_copy = message.offset == offset and subscription not in self.ordered
-            if first_copy and message.settled_ms + AHEAD_MS <= message.earliest_ms:
-                self.late_ms.append(at_ms - message.earliest_ms)
         course.deliveries += 1
         course.fresh += not again
         course.first_ms = min(course.first_ms, at_ms)

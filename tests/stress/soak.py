@@ -19,14 +19,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import trio
 
+import escapement
 from stress.cluster import Cluster, cluster_of
+from stress.history import now_ms
 from stress.run import judge, traffic
+from stress.stressed import SLOW_SHARE
 from stress.watched import Sample, exceeded, growing
 from stress.world import World, new_history
 from support.database.servers import MysqlServer, private_server
+from support.processes.broker import PATIENT
 
+TIMED: Final = 20  # messages in a second whose lateness is measured
 SAMPLE_S: Final = 10.0
 SAMPLES_OF_A_LINE: Final = 6
 MIB: Final = 1 << 20
@@ -50,12 +56,34 @@ def percentile(values: list[int], share: float) -> int:
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
+async def measure(url: str, late_ms: list[int]) -> None:
+    """Note how late messages come that nothing delays but their time.
+
+    The clients of the stress test would not do: they wait for commits while messages arrive.
+    """
+    async with escapement.connect(url, settings=PATIENT) as client, trio.open_nursery() as nursery:
+        producer = await client.producer("timed")
+
+        async def publish() -> None:
+            while True:
+                delays = np.random.default_rng().integers(1_000, 20_000, TIMED)
+                await producer.send_many([b"t"] * TIMED, delay=delays)
+                await trio.sleep(1)
+
+        async with client.consumer("timed", "t", permits=1_000) as inbox:
+            nursery.start_soon(publish)
+            async for batch in inbox.batches():
+                late_ms += (now_ms() - batch.due_ms[~batch.redelivered]).tolist()
+                await inbox.ack(batch.offsets)
+
+
 class Watch:
     """The samples of a run, and the table."""
 
     def __init__(self, cluster: Cluster, database: MysqlServer) -> None:
         self.samples: list[Sample] = []
         self.broken: list[str] = []
+        self.late_ms: list[int] = []  # since the last sample
         self._cluster = cluster
         self._database = database
 
@@ -63,16 +91,20 @@ class Watch:
         """Take samples for so long."""
         names = " ".join(f"| {node.name}: MiB, fds, disk MiB " for node in self._cluster.nodes)
         print(f"minute {names}| database MiB | late p50, p99, max ms | delivered", flush=True)
+        minute_ms: list[int] = []
         for number in range(1, math.ceil(seconds / SAMPLE_S) + 1):
             await trio.sleep(SAMPLE_S)
-            late_ms, self._cluster.history.late_ms = self._cluster.history.late_ms, []
+            late_ms = self.late_ms.copy()
+            self.late_ms.clear()
+            minute_ms += late_ms
             sample = await trio.to_thread.run_sync(self._sample)
             if late_ms:
                 sample["", "late_p99_ms"] = percentile(late_ms, 0.99)
             self.samples.append(sample)
             self.broken += exceeded(sample)
             if number % SAMPLES_OF_A_LINE == 0:
-                self._print(number // SAMPLES_OF_A_LINE, late_ms)
+                self._print(number // SAMPLES_OF_A_LINE, minute_ms)
+                minute_ms = []
         self.broken += growing(self.samples)
 
     def _sample(self) -> Sample:
@@ -110,6 +142,7 @@ def soak(hours: float, brokers: int, seed: int) -> int:
         cluster_of(brokers, directory, database, history, chance) as cluster,
     ):
         cluster.with_failpoints = False
+        os.environ[SLOW_SHARE] = "0"  # of the brokers, which have no faults at all
         world = World(cluster.url, chance, history)
         watch = Watch(cluster, database)
 
@@ -117,6 +150,7 @@ def soak(hours: float, brokers: int, seed: int) -> int:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(cluster.run)
                 await cluster.until_served()
+                nursery.start_soon(measure, cluster.url, watch.late_ms)
                 await traffic(world, partial(watch.run, hours * 3_600), reports=False)
                 nursery.cancel_scope.cancel()
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from support.processes.broker import BrokerProcess
 
+# The environment variable with the share of transactions that wait before they begin.
+SLOW_SHARE: Final = "ESCAPEMENT_TEST_SLOW_SHARE"
 LIMITS: Final[dict[str, Any]] = {
     "checkpoint_interval_s": 0.2,
     "sparse_generation_bytes": 256 << 10,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import trio
+
 import escapement
-from escapement.errors import EscapementError, IndexDamaged
+from escapement.errors import AlreadyExists, EscapementError, IndexDamaged
 from stress.history import History
 from stress.rules import MAX_DELIVERIES
 
@@ -59,10 +62,22 @@ class World:
 
 async def set_up(client: escapement.Broker) -> None:
     """Create topics and subscriptions, with the shortest retention of the log."""
-    namespace = "public/default"
     for name, topic in SUBSCRIPTIONS.items():
-        await client.admin(
-            "subscriptions.create", topic=topic, subscription=name, policy=POLICIES[name]
+        await _ask(
+            client, "subscriptions.create", topic=topic, subscription=name, policy=POLICIES[name]
         )
     policy = {"retention_ms": "0s"}
-    await client.admin("namespaces.update", namespace=namespace, policy=policy)
+    await _ask(client, "namespaces.update", namespace="public/default", policy=policy)
+
+
+async def _ask(client: escapement.Broker, verb: str, **arguments: Any) -> None:
+    """Ask until the answer comes from a broker that does not die meanwhile."""
+    while True:
+        try:
+            with suppress(AlreadyExists):  # the answer to an earlier try was lost
+                await client.admin(verb, **arguments)
+            return
+        except EscapementError as error:
+            if not passes(error):
+                raise
+            await trio.sleep(0.1)

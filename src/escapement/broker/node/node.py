@@ -36,7 +36,13 @@ from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
-from escapement.errors import EscapementError, LeaseHeld, ShuttingDown, StorageUnavailable
+from escapement.errors import (
+    EscapementError,
+    LeaseHeld,
+    LeaseLost,
+    ShuttingDown,
+    StorageUnavailable,
+)
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
 from escapement.storage.bundles import (
@@ -361,6 +367,7 @@ class Node:
         for broker in self.brokers:
             version = self._catalog_version
             if self._versions.get(broker.bundle_id) != version:
-                with suppress(StorageUnavailable, ShuttingDown):  # the next look tries it again
+                # The next look tries it again. A broker that has lost its lease ends by itself.
+                with suppress(StorageUnavailable, ShuttingDown, LeaseLost):
                     await broker.refresh_catalog()
                     self._versions[broker.bundle_id] = version
