@@ -16,7 +16,7 @@ async def amend(world: World) -> None:
     """Amend some of the latest messages again and again, also those just delivered."""
     async with escapement.connect(world.url, settings=PATIENT) as client:
         while not world.over:
-            await trio.sleep(world.chance.uniform(0, 1))
+            await trio.sleep(world.chance.uniform(0, world.amend_pause_s))
             newest = len(world.history.messages)
             picked = world.chance.sample(range(max(0, newest - 500), newest), min(newest, 5))
             for number in picked:

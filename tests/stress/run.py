@@ -78,7 +78,7 @@ def run_cluster(
         private_server() as database,
         cluster_of(brokers, directory, database, history, chance) as cluster,
     ):
-        world = World(cluster.url, chance, history, longest_ms=longest_ms)
+        world = World(cluster.url, chance, history, longest_ms=longest_ms, amend_pause_s=0.2)
         troubles = ClusterTroubles(cluster, database, others)
 
         async def all_of_it() -> None:

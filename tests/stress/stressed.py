@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from support.processes.broker import BrokerProcess
 
@@ -19,3 +21,4 @@ class StressedBroker(BrokerProcess):
     """A broker process that ``stressed_broker.py`` runs."""
 
     runner = Path(__file__).with_name("stressed_broker.py")
+    environment: ClassVar[dict[str, str]] = {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -21,21 +21,22 @@ KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
+ACK_WAIT_MS: Final = 5_000
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "p": {
         "max_deliveries": MAX_DELIVERIES,
         "min_backoff_ms": 50,
         "max_backoff_ms": 5_000,
-        "ack_wait_ms": 5_000,
+        "ack_wait_ms": ACK_WAIT_MS,
     },
     "k": {
         "max_deliveries": MAX_DELIVERIES,
         "min_backoff_ms": 50,
         "max_backoff_ms": 5_000,
-        "ack_wait_ms": 5_000,
+        "ack_wait_ms": ACK_WAIT_MS,
         "order": "key",
     },
-    "q": {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": 5_000},
+    "q": {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": ACK_WAIT_MS},
 }
 
 
@@ -57,6 +58,7 @@ class World:
     chance: random.Random
     history: History = field(default_factory=new_history)
     longest_ms: int = 60_000  # of delays
+    amend_pause_s: float = 1.0  # the longest between two changes of messages
     over: bool = False  # nothing new is published, amended or damaged
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -41,6 +41,8 @@ class BrokerProcess:
 
     # The script that runs a broker with limits.
     runner = Path(__file__).with_name("limited_broker.py")
+    # What that script needs besides the environment of this process.
+    environment: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class BrokerProcess:
             err.flush()
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, VARIABLE: self.failpoints},
+                env={**os.environ, **self.environment, VARIABLE: self.failpoints},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
