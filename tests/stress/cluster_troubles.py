@@ -41,10 +41,12 @@ class ClusterTroubles:
     """A trouble after the other, each with the node that serves."""
 
     def __init__(
-        self, cluster: Cluster, database: MysqlServer, others: Sequence[str] = OTHERS
+        self, cluster: Cluster, database: MysqlServer, once: Sequence[str], others: Sequence[str]
     ) -> None:
+        """Choose the kinds of troubles that come once, and those that come between kills then."""
         self._cluster = cluster
         self._database = database
+        self._once = once
         self._others = others
         self._do: dict[str, Callable[[Node], Awaitable[None]]] = {
             KILL: self._kill,
@@ -64,15 +66,15 @@ class ClusterTroubles:
     def kinds(self) -> list[str]:
         """The kinds of troubles of this run, by the names under which the history counts them."""
         killed = [f"killed at {point}" for point in POINTS if point not in SELDOM]
-        return [KILL, *self._others, *killed]
+        return [KILL, *{**dict.fromkeys(self._once), **dict.fromkeys(self._others)}, *killed]
 
     async def run(self, kills: int) -> None:
-        """Cause each of the other troubles, then any until so many brokers were killed.
+        """Cause some troubles once, then any until so many brokers were killed.
 
         Before the end, a broker was also killed at each failpoint.
         """
         cluster = self._cluster
-        for kind in self._others:
+        for kind in self._once:
             await self._cause(kind)
         coming = in_rounds(KILL, self._others, cluster.chance) if self._others else repeat(KILL)
         while cluster.kills < kills or cluster.unshown:

@@ -60,12 +60,19 @@ def run(minutes: float, engine: str, seed: int) -> int:
 
 
 def run_cluster(
-    brokers: int, kills: int, seed: int, others: Sequence[str] = OTHERS, longest_ms: int = 60_000
+    brokers: int,
+    kills: int,
+    seed: int,
+    *,
+    once: Sequence[str] = OTHERS,
+    others: Sequence[str] = OTHERS,
+    longest_ms: int = 60_000,
 ) -> int:
     """Run the traffic on several brokers until so many of them were killed, and check it.
 
     Args:
-      others: the kinds of troubles besides kills.
+      once: the kinds of troubles that come once at the beginning.
+      others: the kinds of troubles that come between kills.
       longest_ms: the longest delay of a message.
 
     Returns:
@@ -79,7 +86,7 @@ def run_cluster(
         cluster_of(brokers, directory, database, history, chance) as cluster,
     ):
         world = World(cluster.url, chance, history, longest_ms=longest_ms, amend_pause_s=0.2)
-        troubles = ClusterTroubles(cluster, database, others)
+        troubles = ClusterTroubles(cluster, database, once, others)
 
         async def all_of_it() -> None:
             async with trio.open_nursery() as nursery:
