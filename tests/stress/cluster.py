@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -56,11 +57,18 @@ _MAY_END_BY: Final = ("lease_held", "storage_unavailable", "outcome_unknown")
 class Node:
     """One broker process of the cluster, and its way to the database."""
 
-    def __init__(self, name: str, directory: Path, database: MysqlServer, way: LossyProxy) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        database: MysqlServer,
+        way: LossyProxy,
+        lease_ms: int,
+    ) -> None:
         self.name = name
         self.way = way
         url = database.url(DATABASE, port=way.port)
-        self.broker = StressedBroker(directory / name, url, limits={**LIMITS, "lease_ms": LEASE_MS})
+        self.broker = StressedBroker(directory / name, url, limits={**LIMITS, "lease_ms": lease_ms})
         self.is_stopped = False  # by SIGSTOP
         self.ended = True  # its last end has been noted
         self.next_failpoint = ""  # of the next start; "" to draw one
@@ -81,6 +89,15 @@ class Node:
         found = re.findall(r"^error: (\w+):", self.broker.complaints(), re.MULTILINE)
         return found[-1] if found else ""
 
+    def expired_ms(self) -> list[int]:
+        """Return when the process renewed a lease that had expired and that nobody had taken.
+
+        It was too slow, on a busy machine, and has ended the connections of consumers.
+        """
+        lines = self.broker.lines("the expired lease is renewed")
+        times = [datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f") for line in lines]
+        return [int(one.timestamp() * 1_000) for one in times]
+
     def start_when_due(self, draw_failpoint: Callable[[], str]) -> bool:
         """Start the process unless its pause lasts; return whether it was started."""
         if time.monotonic() < self._start_at_s:
@@ -100,7 +117,12 @@ class Cluster:
     """The nodes, the owners of the bundles, and the tasks that start nodes and look at owners."""
 
     def __init__(
-        self, nodes: list[Node], engine: Engine, history: History, chance: random.Random
+        self,
+        nodes: list[Node],
+        engine: Engine,
+        history: History,
+        chance: random.Random,
+        lease_ms: int,
     ) -> None:
         self.nodes = nodes
         self.history = history
@@ -108,6 +130,7 @@ class Cluster:
         self.with_failpoints = True  # starts draw failpoints
         self.unshown = sorted(POINTS.keys() - set(SELDOM))  # no broker was killed there yet
         self._engine = engine
+        self._lease_ms = lease_ms
         self._killed: set[Node] = set()  # from outside, and not yet noted
         self._bundles: dict[int, Ownership] = {}
         self._addresses: dict[tuple[str, str], str] = {}  # of processes, by owner and incarnation
@@ -196,10 +219,13 @@ class Cluster:
                 self.history.faults.append(f"ended: {node.name} ended with code {code}: {said}")
 
     def stop(self) -> None:
-        """Stop all brokers cleanly; note one that does not end so."""
+        """Stop all brokers cleanly; note one that does not end so, and leases that expired."""
         for node in self.nodes:
-            if node.serves and (code := node.broker.stop()):
+            code = node.broker.stop() if node.serves else 0
+            if code and not (code == -signal.SIGKILL and node.broker.failpoints):
                 self.history.faults.append(f"ended: SIGTERM ended {node.name} with code {code}")
+            for at_ms in node.expired_ms():
+                self.history.troubles.append((at_ms - 2 * self._lease_ms, at_ms + CUT_OFF_MS))
 
     def kill(self, node: Node) -> None:
         """Send SIGKILL to a node."""
@@ -220,7 +246,12 @@ class Cluster:
 
 @contextmanager
 def cluster_of(
-    count: int, directory: Path, database: MysqlServer, history: History, chance: random.Random
+    count: int,
+    directory: Path,
+    database: MysqlServer,
+    history: History,
+    chance: random.Random,
+    lease_ms: int = LEASE_MS,
 ) -> Iterator[Cluster]:
     """Provide a cluster of stopped nodes on a new database, and end all of it afterwards."""
     database.admin(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4")
@@ -232,7 +263,7 @@ def cluster_of(
         nodes = []
         for number in range(count):
             way = stack.enter_context(lossy_proxy(database.port))
-            nodes.append(Node(f"node-{number}", directory, database, way))
+            nodes.append(Node(f"node-{number}", directory, database, way, lease_ms))
             stack.callback(nodes[-1].broker.remove)
-        yield Cluster(nodes, engine, history, chance)
+        yield Cluster(nodes, engine, history, chance, lease_ms)
         database.restore()

@@ -23,6 +23,7 @@ import numpy as np
 import trio
 
 import escapement
+from escapement.broker.limits import DEFAULT_LIMITS
 from stress.cluster import Cluster, cluster_of
 from stress.history import now_ms
 from stress.run import judge, traffic
@@ -139,7 +140,9 @@ def soak(hours: float, brokers: int, seed: int) -> int:
     chance, history = random.Random(seed), new_history()
     with (
         private_server() as database,
-        cluster_of(brokers, directory, database, history, chance) as cluster,
+        cluster_of(
+            brokers, directory, database, history, chance, DEFAULT_LIMITS.lease_ms
+        ) as cluster,
     ):
         cluster.with_failpoints = False
         os.environ[SLOW_SHARE] = "0"  # of the brokers, which have no faults at all

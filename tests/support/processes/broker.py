@@ -165,10 +165,12 @@ class BrokerProcess:
         """Return the last 60 lines of its stderr."""
         return "\n".join(self._complained.read_text(errors="replace").splitlines()[-60:])
 
-    def count(self, words: str) -> int:
-        """Return how often its stderr has these words, over all of its starts."""
-        exists = self._complained.exists()
-        return self._complained.read_text(errors="replace").count(words) if exists else 0
+    def lines(self, words: str) -> list[str]:
+        """Return the lines of its stderr that have these words, of all of its starts."""
+        if not self._complained.exists():
+            return []
+        lines = self._complained.read_text(errors="replace").splitlines()
+        return [line for line in lines if words in line]
 
     def rss_bytes(self) -> int:
         """Return its resident memory."""
