@@ -60,8 +60,6 @@ async def test_a_broker_creates_and_discards_nothing_of_another_bundle(
         assert (await broker.admin("topics.list"))["total"] == 0
         with pytest.raises(WrongBundle, match="belongs to bundle 2"):
             await broker.admin("inbox.discard", target=f"public/default/{foreign}")
-        with pytest.raises(WrongBundle, match="belongs to bundle 2"):
-            await broker.producer(foreign)
 
 
 async def test_a_broker_that_started_before_bundles_were_added_places_topics_by_the_new_number(

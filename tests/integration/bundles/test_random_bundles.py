@@ -182,7 +182,7 @@ class Workload:
         world = self.worlds[home(topic)]
         found = world.server.registry.active.values()
         (one,) = (t for t in found if t.name.full == full(topic))
-        return one.subscription("s").unacknowledged < len(self.owed[topic])
+        return one.unacknowledged(one.subscription("s")) < len(self.owed[topic])
 
     async def advance(self) -> None:
         await self.clock.advance(seconds=self.rng.choice([1, 5, 30, 700, 5000, 100_000]))
@@ -292,7 +292,7 @@ class Workload:
             connection.close()
 
 
-@pytest.mark.parametrize("seed", seeds(range(40)))
+@pytest.mark.parametrize("seed", seeds(range(10)))
 async def test_brokers_of_several_bundles_keep_their_promises_beside_each_other(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path, seed: int
 ) -> None:
