@@ -303,6 +303,7 @@ class Services:
             self.checkpointer.room,
             self.checkpointer.want,
             self._filled,
+            limits.backfill_step_bytes,
         )
         self._filler = Filler(
             ground.index, clock, self.reader, self.checkpointer.room, self._filled

@@ -57,8 +57,6 @@ _AHEAD_MS: Final = 60_000
 _CLOSE_MS: Final = 30_000
 # The most heads of rows that are examined at once.
 _HEADS: Final = 1024
-# The most bytes of rows that are added in one step of the event loop, which takes some ms.
-_STEP_BYTES: Final = 2 << 20
 _RETRY_S: Final = 1.0
 
 
@@ -70,6 +68,7 @@ class Backfiller:
       room: waits until the index has room for messages in memory.
       want_checkpoint: requests a checkpoint.
       on_step: called with a topic after each step that may have made messages of it deliverable.
+      step_bytes: the most bytes of rows that are added in one step of the event loop.
     """
 
     def __init__(
@@ -86,7 +85,9 @@ class Backfiller:
         room: Callable[[], Awaitable[None]],
         want_checkpoint: Callable[[], None],
         on_step: Callable[[Topic], None],
+        step_bytes: int,
     ) -> None:
+        self._step_bytes = step_bytes
         self._backfill = backfill
         self._log = log
         self._rows = EarlierRows(log.generations, epoch)
@@ -186,7 +187,7 @@ class Backfiller:
         """
         wanted = [head for head in heads if self._may_want(head)]
         done = 0
-        for keys in bounded([head.key for head in wanted], _STEP_BYTES):
+        for keys in bounded([head.key for head in wanted], self._step_bytes):
             await self._room()
             rows = await self._run(self._fetch, keys)
             self._take(rows)
