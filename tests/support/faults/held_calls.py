@@ -68,8 +68,12 @@ class Held:
         try:
             yield
         finally:
-            self._kind = ""
-            self._released.set()
+            self.release()
+
+    def release(self) -> None:
+        """Let the held call run, and hold no more."""
+        self._kind = ""
+        self._released.set()
 
     async def reached(self) -> None:
         """Wait until a call is held; fail if none comes in time."""

@@ -95,7 +95,7 @@ def survey(
                 _log.warning(
                     "index.foreign",
                     "the delayed index belongs to another log, or another broker has written"
-                    " checkpoints since; rebuilding it",
+                    " checkpoints since, or it was not filled to its end; rebuilding it",
                 )
                 index, manifest = _fresh_index(directory, limits), None
         # Without a usable index, all log rows are needed. The journal names all of them only if no
