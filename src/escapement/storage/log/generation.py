@@ -40,9 +40,9 @@ _CREATE: Final = """
     ){table_end}
 """
 # The index finds the rows with messages that are due first, for a broker that has lost its delayed
-# index (storage/log/earlier_rows.py). Both engines append the primary key to it. Tables from before
-# it was added have no such index, and are read as a whole.
-_DUE: Final = "(min_due_ms)"
+# index (storage/log/earlier_rows.py). Tables from before it was added have no such index, and are
+# read as a whole.
+_DUE: Final = "(min_due_ms, topic_id, base_offset)"
 
 
 @dataclass(frozen=True, slots=True)
