@@ -22,8 +22,7 @@ async def side_port(
     """Call the application of a broker's side port, as a client that sees no exceptions."""
     shown = Shown()
     if world is not None:
-        shown.show(world.server, lambda: 0)
-        world.server.on_end(shown.end)
+        shown.show(world.server)
     async with trio.open_nursery() as nursery:
         app = SidePortApp(shown, nursery, admin=admin)
         transport = httpx.ASGITransport(app.asgi, client=client, raise_app_exceptions=False)

@@ -54,7 +54,7 @@ def repair(
       LeaseLost: if another broker took the lease because this process stood still.
       StorageError: if the database or the disk fails.
     """
-    identity = Identity(directory.identity, "check --repair")
+    identity = Identity(directory.identity, "check --repair", directory.place)
     with closing(engine.connect()) as connection:
         require(connection)
         if bundle_count(connection) > 1:

@@ -113,7 +113,7 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
     with DataDirectory.open(data) as directory, closing(_engine(config, data)) as engine:
         return rebuild(
             engine,
-            Identity(directory.identity, "rebuild"),
+            Identity(directory.identity, "rebuild", directory.place),
             directory.index,
             SystemClock(),
             config.memory_bytes,

@@ -3,9 +3,14 @@
 A topic stays in the bundle in which it was created. A name without a topic belongs to the bundle
 ``bundle_of_name``, which depends on the number of bundles. That number only grows.
 
-This module owns the table ``shared_numbers``: the number of bundles, and the last id of a
-generation of the log. The ids of generations are unique in the database and never used again, so
-that a former owner that still drops the tables of its generation cannot drop those of another.
+This module owns the table ``shared_numbers``:
+
+- The number of bundles, and the highest id of a topic when that number grew last. Topics with
+  higher ids are in the bundles that their names say.
+- The last id of a generation of the log. These ids are unique in the database and never used again,
+  so that a former owner that still drops the tables of its generation cannot drop those of another.
+- The version of the catalog: how often a namespace, a token or a grant was changed. All bundles
+  share these, and their owners read them again when the version has changed.
 """
 
 from __future__ import annotations
@@ -21,6 +26,12 @@ from escapement.storage.engine.transaction import transaction
 # The most bundles of a database. Each costs its owner about 2 MiB of memory. The id of a producer
 # has six bits for the bundle (storage/catalog/producers.py).
 MAX_BUNDLES: Final = 64
+
+# The names of the numbers.
+BUNDLES: Final = "bundles"
+PLACED: Final = "placed_topics"
+GENERATIONS: Final = "generations"
+CATALOG: Final = "catalog"
 
 _FIND: Final = "SELECT value FROM shared_numbers WHERE name = ?"
 _SET: Final = "UPDATE shared_numbers SET value = ? WHERE name = ?"
@@ -43,7 +54,7 @@ def bundle_count(connection: Connection, lock: str = "") -> int:
       lock: the engine's word for a lock on the number, or "". A share lock keeps it from growing
         until the open transaction ends.
     """
-    ((count,),) = connection.execute(_FIND + lock, ("bundles",)).rows
+    ((count,),) = connection.execute(_FIND + lock, (BUNDLES,)).rows
     return int(count)
 
 
@@ -73,15 +84,28 @@ def set_bundle_count(engine: Engine, count: int) -> int:
                 " connection_ids) VALUES (?, '', '', 0, 0, 1, 0, 0, '')",
                 (bundle_id,),
             )
-        connection.execute(_SET, (count, "bundles"))
+        ((newest,),) = connection.execute("SELECT MAX(id) FROM topics").rows
+        connection.execute(_SET, (count, BUNDLES))
+        connection.execute(_SET, (newest or 0, PLACED))
     return before
+
+
+def shared_numbers(connection: Connection) -> dict[str, int]:
+    """Return all numbers by name."""
+    return dict(connection.execute("SELECT name, value FROM shared_numbers").rows)
+
+
+def catalog_changed(connection: Connection) -> None:
+    """Note, in the open transaction, that it changes a namespace, a token or a grant."""
+    connection.execute("UPDATE shared_numbers SET value = value + 1 WHERE name = ?", (CATALOG,))
 
 
 def wrong_bundle(full: str, there: int, here: int) -> WrongBundle:
     """Return the error for a topic that belongs to the bundle ``there``, asked of ``here``."""
     return WrongBundle(
         f"The topic {full} belongs to bundle {there}. This broker owns bundle {here}. Ask the"
-        f" broker that owns bundle {there}."
+        f" broker that owns bundle {there}.",
+        there,
     )
 
 
@@ -90,9 +114,9 @@ def next_generation(connection: Connection, dialect: Dialect) -> int:
 
     No other transaction gets an id before this one ends.
     """
-    ((last,),) = connection.execute(_FIND + dialect.update_lock, ("generations",)).rows
+    ((last,),) = connection.execute(_FIND + dialect.update_lock, (GENERATIONS,)).rows
     # An older version of the broker does not write its ids to shared_numbers.
     ((newest,),) = connection.execute("SELECT MAX(id) FROM generations").rows
     id = max(int(last), int(newest or 0)) + 1
-    connection.execute(_SET, (id, "generations"))
+    connection.execute(_SET, (id, GENERATIONS))
     return id

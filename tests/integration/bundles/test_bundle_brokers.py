@@ -9,11 +9,13 @@ import trio.testing
 
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import Conflict, NotFound, WrongBundle
+from escapement.protocol import commands as wire
 from escapement.storage.bundles import set_bundle_count
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 from support.storage.bundle_brokers import BUNDLES, brokers, full, home, names
 from support.storage.inbox_entries import inbox_entry, post
+from support.wire_peer import wire_peer
 
 CONFIG = BrokerConfig(seed=0)
 
@@ -60,6 +62,10 @@ async def test_a_broker_creates_and_discards_nothing_of_another_bundle(
         assert (await broker.admin("topics.list"))["total"] == 0
         with pytest.raises(WrongBundle, match="belongs to bundle 2"):
             await broker.admin("inbox.discard", target=f"public/default/{foreign}")
+        async with wire_peer(worlds[0]) as peer:
+            (refused,) = await peer.say(wire.OpenProducer(1, 1, foreign, "p", -1))
+            assert isinstance(refused, wire.Refused)
+            assert (refused.code, refused.retryable) == ("wrong_bundle", True)
 
 
 async def test_a_broker_that_started_before_bundles_were_added_places_topics_by_the_new_number(

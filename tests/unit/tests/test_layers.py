@@ -47,10 +47,12 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
+    {"membership"},
     {
         "binary_logs",
         "broker_stats",
         "crash",
+        "directory",
         "lease_keeper",
         "limits",
         "log",
@@ -81,8 +83,9 @@ BROKER_FLOORS: list[set[str]] = [
 # The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "bootstrap_request", "data_directory", "directory", "engine", "offsets"},
-    {"binary_log", "bundles", "data_table", "encoding", "index", "lease", "removal", "schema"},
-    {"bulk_change", "inbox", "log"},
+    {"binary_log", "data_table", "encoding", "index", "members", "removal", "schema"},
+    {"bundles", "lease"},
+    {"bulk_change", "inbox", "log", "ownership"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state", "upgrade"},
     {"snapshot"},

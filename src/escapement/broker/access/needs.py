@@ -222,6 +222,8 @@ COMMAND_NEEDS: Final[dict[type[wire.Command], Row]] = {
     wire.Ping: (),
     wire.Pong: (),
     wire.Goodbye: (),
+    # Every client may ask which broker it has to connect to.
+    wire.Lookup: (),
     # Checked by its verb, in VERB_NEEDS.
     wire.Admin: (),
     # Checked when the producer was opened.

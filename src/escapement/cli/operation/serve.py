@@ -108,6 +108,13 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Address to accept connections on; port 0 picks a free port.",
 )
 @_option(
+    "--advertise",
+    type=host_and_port,
+    metavar="HOST:PORT",
+    envvar="ESCAPEMENT_ADVERTISE",
+    help="Address that clients and other brokers are told, if it is not that of --listen.",
+)
+@_option(
     "--insecure",
     is_flag=True,
     envvar="ESCAPEMENT_INSECURE",
@@ -232,6 +239,7 @@ def serve(
     table_urls: tuple[str, ...],
     binary_logs: bool,
     listen: tuple[str, int],
+    advertise: tuple[str, int] | None,
     insecure: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -281,7 +289,17 @@ def serve(
     )
     host, port = listen
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_certificates)
-    config = ServerConfig(data, log_url, host, port, insecure, broker, tls, side_port)
+    config = ServerConfig(
+        data,
+        log_url,
+        host,
+        port,
+        None if advertise is None else host_and_port_text(*advertise),
+        insecure,
+        broker,
+        tls,
+        side_port,
+    )
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()

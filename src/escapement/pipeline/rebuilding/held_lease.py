@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from escapement.clock import Clock
 from escapement.errors import EscapementError
-from escapement.storage import lease
+from escapement.storage import lease, members
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity, Lease
 
@@ -112,3 +112,4 @@ def held_lease(engine: Engine, identity: Identity, clock: Clock) -> Iterator[Ren
                 lease.release(
                     engine, connection, held, clean=True, doubtful_until_ms=doubtful_until_ms
                 )
+                members.leave(connection, held.member)
