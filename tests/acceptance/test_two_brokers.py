@@ -122,7 +122,7 @@ async def test_broker_cut_off_from_its_database_is_replaced_and_delivers_nothing
                     taken_over_s = time.monotonic()
                     async with escapement.connect(second.url, settings=PATIENT) as other:
                         marked = await take(other, set(receipts.offsets.tolist()))
-                    # The first broker knows no other owner, so this consumer is still at its side.
+                    # The first broker knows no other owner, so it keeps this consumer.
                     nursery.cancel_scope.cancel()
                 way.mend()
                 await until(lambda: bool(first.lines("the broker of bundle 0 ends")))

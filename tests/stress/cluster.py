@@ -27,6 +27,7 @@ from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
 from escapement.storage.schema import migrate
 from stress.history import History, now_ms
 from stress.stressed import LIMITS, StressedBroker
+from stress.troubles import CUT_OFF_MS
 from support.database.servers import MysqlServer
 from support.faults.tcp_proxy import LossyProxy, lossy_proxy
 from support.processes.broker import until
@@ -34,9 +35,6 @@ from support.processes.broker import until
 LEASE_MS: Final = 2_000
 BUNDLES: Final = 2
 DATABASE: Final = "stress"
-# The owner of a bundle may end connections so long after it was lost or taken: clients reconnect,
-# and an outage lasts until the next renewal of a lease.
-CUT_OFF_MS: Final = 5_000
 # The longest pause before a killed broker is started again. Some come back before their bundles are
 # free, and others after other nodes have taken them.
 _KILLED_S: Final = 1.2 * LEASE_MS / 1000
@@ -90,7 +88,7 @@ class Node:
         return found[-1] if found else ""
 
     def expired_ms(self) -> list[int]:
-        """Return when the process renewed a lease that had expired and that nobody had taken.
+        """Return when the process renewed an expired lease that no other process had taken.
 
         It was too slow, on a busy machine, and has ended the connections of consumers.
         """

@@ -10,9 +10,9 @@ from typing import Final
 import trio
 
 from escapement.failpoints import POINTS
-from stress.cluster import CUT_OFF_MS, LEASE_MS, SELDOM, Cluster, Node
+from stress.cluster import LEASE_MS, SELDOM, Cluster, Node
 from stress.history import now_ms
-from stress.troubles import in_rounds
+from stress.troubles import CUT_OFF_MS, in_rounds
 from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import flip_a_bit
 from support.processes.broker import STOP_TIMEOUT_S
@@ -69,7 +69,7 @@ class ClusterTroubles:
         return [KILL, *{**dict.fromkeys(self._once), **dict.fromkeys(self._others)}, *killed]
 
     async def run(self, kills: int) -> None:
-        """Cause some troubles once, then any until so many brokers were killed.
+        """Cause some troubles once, then any, until this many brokers were killed.
 
         Before the end, a broker was also killed at each failpoint.
         """

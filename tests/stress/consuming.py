@@ -21,7 +21,7 @@ ACTIONS: Final = {
     "leave": 0.01,
 }
 PERMITS: Final = 100
-# A message that waited so long for its acknowledgement may time out. Acknowledgements travel too.
+# A message that waits longer than this for its acknowledgement may time out.
 SLOW_MS: Final = ACK_WAIT_MS // 2
 
 

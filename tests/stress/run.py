@@ -68,7 +68,7 @@ def run_cluster(
     others: Sequence[str] = OTHERS,
     longest_ms: int = 60_000,
 ) -> int:
-    """Run the traffic on several brokers until so many of them were killed, and check it.
+    """Run the traffic on several brokers, kill them, and check what clients saw.
 
     Args:
       once: the kinds of troubles that come once at the beginning.
@@ -101,7 +101,7 @@ def run_cluster(
 
 
 def judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) -> int:
-    """Print and count what was broken, and what the run should have shown and did not.
+    """Print and count the broken promises, and the events that the run lacks.
 
     Args:
       kinds: the kinds of troubles that the run can cause.

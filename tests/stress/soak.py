@@ -89,7 +89,7 @@ class Watch:
         self._database = database
 
     async def run(self, seconds: float) -> None:
-        """Take samples for so long."""
+        """Take samples until the time is over."""
         names = " ".join(f"| {node.name}: MiB, fds, disk MiB " for node in self._cluster.nodes)
         print(f"minute {names}| database MiB | late p50, p99, max ms | delivered", flush=True)
         minute_ms: list[int] = []
@@ -134,7 +134,7 @@ class Watch:
 
 
 def soak(hours: float, brokers: int, seed: int) -> int:
-    """Run the load for so long; return the number of broken limits and promises."""
+    """Run the load; return the number of broken limits and promises."""
     directory = Path(tempfile.mkdtemp(prefix="escapement-soak-"))
     print(f"{brokers} brokers, seed {seed}, {hours:g} hours, in {directory}", flush=True)
     chance, history = random.Random(seed), new_history()

@@ -16,8 +16,8 @@ from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import scramble
 from support.processes.broker import BrokerProcess, until
 
-# A database that was down or frozen may end connections so much later: the lease has to be renewed,
-# and clients reconnect.
+# Connections may end up to this much later than a trouble: the lease has to be renewed, and clients
+# reconnect.
 CUT_OFF_MS: Final = 5_000
 # Troubles that a broker must survive without a restart.
 _BROKER_KEEPS_RUNNING: Final = ("damaged index", "database killed", "database paused")
@@ -62,7 +62,7 @@ class Troubles:
         return list(self._kinds)
 
     async def run(self, seconds: float) -> None:
-        """Cause troubles for so long."""
+        """Cause troubles until the time is over."""
         end_s = trio.current_time() + seconds
         chance, counts = self._world.chance, self._world.history.counts
         first, *others = self._kinds

@@ -1,4 +1,4 @@
-"""What a soak watches, and when it fails: a figure is too high, or never stops growing. Pure."""
+"""Limits of the figures of a soak: none may be too high, or still grow at its end. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LIMITS: Final = {
     "disk_mib": Limit(64, 8),  # the data directory of one broker
     # Old generations are dropped in rounds, and InnoDB extends its files in steps.
     "database_mib": Limit(1_500, 96),
-    "late_p99_ms": Limit(500, 100),
+    # Some tens on an idle machine. The clients of the test and the database need processors too.
+    "late_p99_ms": Limit(1_000, 200),
 }
 # A run with fewer samples is not asked whether its figures grow.
 LEAST_SAMPLES: Final = 24
@@ -40,7 +41,7 @@ def exceeded(sample: Sample) -> Iterator[str]:
 def growing(samples: Sequence[Sample]) -> Iterator[str]:
     """Yield a line for each figure that still grows at the end of a run.
 
-    Caches fill in the first third. Of the others, the last may not be higher than the second.
+    Caches fill in the first third. The last third may not be higher than the second.
     """
     third = len(samples) // 3
     if len(samples) < LEAST_SAMPLES:
