@@ -29,6 +29,7 @@ from escapement.broker.inbox.dead_letter_writer import DeadLetterWriter
 from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.inbox.group_completion import GroupCompleter
 from escapement.broker.inbox.inbox_relay import InboxRelay
+from escapement.broker.inbox.original_topics import OriginalTopics
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
@@ -442,7 +443,8 @@ class Services:
             self.reader,
             self.pipeline,
             self._runners.looks,
-            self.publishing.check_times,
+            OriginalTopics(self.registry, self.pipeline.transact),
+            self.publishing.check_times_in,
         )
         self.bulk_changes = BulkChanges(
             self.registry,

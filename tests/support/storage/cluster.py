@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import trio
+import trio.testing
 from trio.testing import memory_stream_pair
 
+import escapement
 from escapement.broker.broker import Broker, BrokerConfig
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
 from escapement.broker.runners import Runners
+from escapement.client.connect import Connecting
+from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.lines import Lines
+from escapement.client.connection.link import Stream
+from escapement.client.connection.token_source import TokenSource
+from escapement.client.settings import Settings
 from escapement.errors import Disconnected
 from escapement.names import TableName
 from escapement.protocol.commands import Moved
@@ -27,6 +36,7 @@ from escapement.storage.lease import Identity
 from escapement.storage.schema import migrate
 from escapement.testing.clock import VirtualClock
 from escapement.testing.world import MemoryStream
+from support.storage.bundle_brokers import full
 
 # Timeouts that no test reaches, because virtual time advances in large steps.
 _FOREVER_S = 1e9
@@ -180,3 +190,42 @@ async def cluster(
             await found.start(bundle_id, addresses[bundle_id % len(addresses)])
         yield found
         nursery.cancel_scope.cancel()
+
+
+def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
+    """Connect a client by these addresses."""
+
+    async def dial(address: Address) -> Stream:
+        return await found.dial(f"{address.host}:{address.port}")
+
+    given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
+    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
+
+
+def named(found: Cluster, bundle_id: int, number: int = 1, prefix: str = "t") -> list[str]:
+    """Return the names of topics that belong to a bundle."""
+    names = (f"{prefix}{at}" for at in count())
+    return list(islice((n for n in names if found.bundle_of(full(n)) == bundle_id), number))
+
+
+async def settle(found: Cluster, is_done: Callable[[], bool]) -> None:
+    """Advance the time in small steps until a condition holds."""
+    for _ in range(400):
+        await trio.testing.wait_all_tasks_blocked()
+        if is_done():
+            return
+        await found.clock.advance(seconds=0.05)
+    raise AssertionError("the condition never held")
+
+
+async def result(found: Cluster, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Return what a call returns, while the time advances."""
+    results: list[Any] = []
+
+    async def run() -> None:
+        results.append(await call())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await settle(found, lambda: bool(results))
+    return results[0]

@@ -147,7 +147,7 @@ class Selector:
             yield found.offsets
 
     async def _of_dead_letters(self, whose: Whose, sought: Sought) -> AsyncGenerator[Int64s, None]:
-        async with aclosing(self._dead_letters.pages(whose)) as pages:
+        async with aclosing(await self._dead_letters.pages(whose)) as pages:
             async for page in pages:
                 here = (page.due_ms >= sought.start.due_ms) & (page.due_ms < sought.stop.due_ms)
                 if sought.by_content:

@@ -15,6 +15,7 @@ from escapement.client.connection.lines import Lines
 from escapement.client.connection.retried_request import (
     ask_again,
     ask_bundle,
+    ask_onward,
     may_ask_twice,
     result_of,
 )
@@ -35,6 +36,10 @@ SOUGHT: Final = {
     "schedules.get", "schedules.update", "schedules.run_now", "schedules.next",
     "schedules.pause", "schedules.resume", "schedules.delete",
 }  # fmt: skip
+
+# The first words of verbs about the messages of a topic, or the dead letters that came from it. The
+# broker of the topic knows which dead-letter topic has these, and names its bundle.
+FOLLOWED: Final = ("dlq", "bulk")
 
 Merge = Callable[[list[Any]], Any]
 
@@ -61,10 +66,14 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         return await _sought(lines, verb, arguments)
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
-    topic = arguments.get(ELSEWHERE.get(verb, "topic"))
-    if str(verb).partition(".")[0] in SHARED or not isinstance(topic, str):
+    topic, kind = arguments.get(ELSEWHERE.get(verb, "topic")), str(verb).partition(".")[0]
+    if kind in SHARED or not isinstance(topic, str):
         return await _of_bundle(lines, _SHARED, verb, arguments)
     make = partial(wire.Admin, verb=verb, arguments=arguments)
+    if kind in FOLLOWED:
+        lies_in = arguments.get("dead_letter_topic")
+        (bundle,) = await lines.bundles_of([lies_in if isinstance(lies_in, str) else topic])
+        return result_of(await ask_onward(lines, bundle, make, may_ask_twice(verb)))
     return result_of(await ask_again(lines, topic, make, may_ask_twice(verb)))
 
 
