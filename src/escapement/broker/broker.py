@@ -349,6 +349,7 @@ class Broker:
           StorageUnavailable: if the database cannot be reached.
         """
         await self.registry.namespaces.refresh()
+        self.services.deletion.refresh()
         await self.services.access.refresh()
 
     def next_wake_ms(self) -> int | None:

@@ -64,6 +64,8 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         return await _of_all(lines, verb, arguments, MERGED[verb])
     if verb in SOUGHT:
         return await _sought(lines, verb, arguments)
+    if verb == "namespaces.delete" and (arguments.get("force") or arguments.get("dry_run")):
+        return await _delete_namespace(lines, verb, arguments)
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
     topic, kind = arguments.get(ELSEWHERE.get(verb, "topic")), str(verb).partition(".")[0]
@@ -129,6 +131,15 @@ async def _create_many(lines: Lines, verb: str, arguments: Mapping[str, Any]) ->
     return {name: sum(answer[name] for answer in answers) for name in answers[0]}
 
 
+async def _delete_namespace(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Count what a namespace has in all bundles, and delete it unless this is a dry run."""
+    counts = await _of_all(lines, verb, {**arguments, "dry_run": True}, _contents)
+    if arguments.get("dry_run"):
+        return counts
+    answer = await _of_bundle(lines, _SHARED, verb, arguments)
+    return {name: counts.get(name, value) for name, value in answer.items()}
+
+
 # -- merging -------------------------------------------------------------------------------
 
 
@@ -154,6 +165,14 @@ def _inbox(answers: list[Any]) -> Any:
         if row["reason"] is not None or row["target"] not in rows:
             rows[row["target"]] = row
     return list(rows.values())
+
+
+def _contents(answers: list[Any]) -> Any:
+    """Merge what a namespace has in each bundle."""
+    return {
+        name: value if isinstance(value, str) else sum(answer[name] for answer in answers)
+        for name, value in answers[0].items()
+    }
 
 
 def _figures(answers: list[Any]) -> Any:
