@@ -23,6 +23,7 @@ from typing import Final
 import trio
 
 from escapement.broker.broker_stats import BrokerStats
+from escapement.broker.cluster import Cluster
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
@@ -101,6 +102,7 @@ class Broker:
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
+        self.cluster = Cluster(engine, runners.work)
         self.directory: Directory = OneBundle(bundle_id, identity.name)
         self.config = config or BrokerConfig()
         if bundle_id:

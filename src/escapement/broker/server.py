@@ -76,6 +76,7 @@ class ServerConfig:
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     tls: TlsFiles | None = None  # None: without TLS
     http: SidePortConfig | None = None  # None: no HTTP side port
+    bundles: int | None = None  # of a new database; None: one
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
@@ -123,6 +124,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 config.broker,
                 certificates,
                 shown.show,
+                config.bundles,
             )
             shown.connections = node.front.count_of
 

@@ -77,17 +77,35 @@ def set_bundle_count(engine: Engine, count: int) -> int:
                 f"The database has {before} bundles. Their number cannot become smaller, because"
                 " topics stay in their bundle."
             )
-        for bundle_id in range(before, count):
-            connection.execute(
-                f"{engine.dialect.insert_ignore} INTO leases (bundle_id, owner_id, owner_name,"
-                " epoch, expires_at_ms, clean, doubtful_until_ms, doubtful_below_id,"
-                " connection_ids) VALUES (?, '', '', 0, 0, 1, 0, 0, '')",
-                (bundle_id,),
-            )
-        ((newest,),) = connection.execute("SELECT MAX(id) FROM topics").rows
-        connection.execute(_SET, (count, BUNDLES))
-        connection.execute(_SET, (newest or 0, PLACED))
+        _add(engine, connection, before, count)
     return before
+
+
+def divide_new_database(engine: Engine, count: int) -> int:
+    """Add bundles until there are ``count``, if the database has no topic yet and one bundle.
+
+    Return the number of bundles. Blocking.
+    """
+    with closing(engine.connect()) as connection, transaction(connection):
+        before = bundle_count(connection, engine.dialect.update_lock)
+        if before > 1 or connection.execute("SELECT 1 FROM topics LIMIT 1").rows:
+            return before
+        _add(engine, connection, before, count)
+    return count
+
+
+def _add(engine: Engine, connection: Connection, before: int, count: int) -> None:
+    """Add bundles to the ``before`` that exist, in the open transaction."""
+    for bundle_id in range(before, count):
+        connection.execute(
+            f"{engine.dialect.insert_ignore} INTO leases (bundle_id, owner_id, owner_name,"
+            " epoch, expires_at_ms, clean, doubtful_until_ms, doubtful_below_id,"
+            " connection_ids) VALUES (?, '', '', 0, 0, 1, 0, 0, '')",
+            (bundle_id,),
+        )
+    ((newest,),) = connection.execute("SELECT MAX(id) FROM topics").rows
+    connection.execute(_SET, (count, BUNDLES))
+    connection.execute(_SET, (newest or 0, PLACED))
 
 
 def shared_numbers(connection: Connection) -> dict[str, int]:

@@ -278,6 +278,17 @@ def look(engine: Engine, connection: Connection, bundle_id: int = 0) -> LeaseRow
     return LeaseRow(*found[0]) if found else None
 
 
+def pin(connection: Connection, bundle_id: int, owner_id: str) -> None:
+    """Note the owner that an operator wants for a bundle; "" for any. Blocking.
+
+    The epoch stays, so the present owner goes on until it releases the bundle.
+    """
+    with transaction(connection):
+        connection.execute(
+            "UPDATE leases SET pinned_to = ? WHERE bundle_id = ?", (owner_id, bundle_id)
+        )
+
+
 def restore(
     engine: Engine, connection: Connection, identity: Identity, epoch: int, bundle_id: int = 0
 ) -> None:

@@ -154,6 +154,8 @@ def renew(
     The member's ``deadline_ms`` is left to the caller.
 
     Args:
+      draining: whether the process wants no more bundles. False leaves the row as it is, because an
+        operator may have said so (:func:`set_draining`).
       seen_ms: the time that the wall clock would show if it had not been set back. The row records
         this time, or the present time if that is later, as the last one at which the process was
         alive.
@@ -162,13 +164,12 @@ def renew(
       LeaseLost: if a later process with the same identity has registered.
     """
     sent_at_ms, seen_ms = clock.lease_ms(), max(clock.now_ms(), seen_ms)
+    changes = f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}, workload = ?"
+    if draining:
+        changes += ", draining = 1"
     with transaction(connection):
         _update(
-            engine,
-            connection,
-            member,
-            f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}, draining = ?, workload = ?",
-            (member.duration_ms, seen_ms, seen_ms, int(draining), workload),
+            engine, connection, member, changes, (member.duration_ms, seen_ms, seen_ms, workload)
         )
         # Read only when the row is locked: see the docstring of the module.
         found = connection.execute("SELECT bundle_id, epoch, owner_name FROM leases").rows
@@ -200,6 +201,19 @@ def record(
         changes = "connection_ids = ?, expires_at_ms = expires_at_ms + 1"
         with transaction(connection):
             _update(engine, connection, member, changes, (member.connection_ids,))
+
+
+def set_draining(connection: Connection, key: tuple[str, str], draining: bool) -> bool:
+    """Say whether a process shall give all its bundles to others. Return whether it is a member.
+
+    The process reads it from its row. Blocking.
+
+    Args:
+      key: the owner and the incarnation. A later process with the same identity begins anew.
+    """
+    with transaction(connection):
+        connection.execute(f"UPDATE brokers SET draining = ? {_MINE}", (int(draining), *key))
+        return bool(connection.execute(f"SELECT 1 FROM brokers {_MINE}", key).rows)
 
 
 def forget_connections(member: Member, bundle_id: int) -> None:

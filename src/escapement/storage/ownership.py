@@ -30,15 +30,16 @@ class Ownership:
     incarnation: str  # "" for a broker of an older version, or if the bundle was released
     epoch: int
     free: bool  # whether any broker may take the bundle
+    pinned_to: str = ""  # the owner that an operator wants; "" for any
 
 
 # Both parts have as many columns, which mean: whether it is a bundle, owner, incarnation, bundle or
-# load, epoch or time left, name, address, whether it is draining or owned.
+# load, epoch or time left, name or wanted owner, address, whether it is draining or owned.
 _SELECT = """
     SELECT 0, owner_id, incarnation, workload, expires_at_ms - {now_ms}, name, address, draining
     FROM brokers WHERE expires_at_ms > {now_ms}
     UNION ALL
-    SELECT 1, leases.owner_id, leases.incarnation, bundle_id, epoch, '', '',
+    SELECT 1, leases.owner_id, leases.incarnation, bundle_id, epoch, pinned_to, '',
         CASE WHEN leases.expires_at_ms <> {until_released} THEN leases.expires_at_ms > {now_ms}
         ELSE COALESCE(brokers.expires_at_ms, 0) > {now_ms} END
     FROM leases LEFT JOIN brokers ON brokers.owner_id = leases.owner_id
@@ -57,7 +58,7 @@ def look_at_all(
         sql
     ).rows:
         if is_bundle:
-            bundles[number] = Ownership(number, owner, incarnation, measure, not flag)
+            bundles[number] = Ownership(number, owner, incarnation, measure, not flag, name)
         else:
             brokers[owner] = LiveBroker(
                 owner, incarnation, name, address, bool(flag), number, measure

@@ -86,6 +86,19 @@ async def test_listings_merge_the_answers_of_all_brokers(
         client.hint()
 
 
+async def test_verbs_of_the_cluster_go_to_any_broker_with_a_connection(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: also if bundle 0 has no owner."""
+    async with cluster(engine, tmp_path) as found, connected(found, "b") as client:
+        assert links(client) == {1: True}
+        await found.stop(0)
+        shown = await client.admin("cluster.status")
+        assert [one["name"] for one in shown["nodes"] if one["here"]] == ["b:7650"]
+        assert [one["free"] for one in shown["bundles"]] == [True, False]
+        assert links(client) == {1: True}
+
+
 async def test_listing_of_a_namespace_that_one_broker_knows(
     mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:

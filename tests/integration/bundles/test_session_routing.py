@@ -103,6 +103,7 @@ async def test_brokers_of_one_process_stop_at_the_same_time(
     """B8: each waits for the end of its own sessions. A new peer is refused meanwhile."""
     async with cluster(sqlite, tmp_path, addresses=("a:7650",)) as found:
         front, stopped = found.nodes["a:7650"].front, []
+        brokers = list(found.nodes["a:7650"].brokers.values())
 
         async def stop(bundle_id: int) -> None:
             await found.stop(bundle_id)
@@ -117,6 +118,6 @@ async def test_brokers_of_one_process_stop_at_the_same_time(
                 await trio.testing.wait_all_tasks_blocked()
                 assert sorted(stopped) == [0, 1]
             assert zero.heard[0] == wire.Moved(0, 0, "", 2)
-        assert front.count() == 0
+        assert [front.count_of(broker) for broker in brokers] == [0, 0]
         async with silent_peer(front) as late:
             assert (await late.say(hello(moved=1)))[0] == wire.Moved(0, 0, "", 2)

@@ -51,6 +51,7 @@ BROKER_FLOORS: list[set[str]] = [
     {
         "binary_logs",
         "broker_stats",
+        "cluster",
         "crash",
         "directory",
         "lease_keeper",
@@ -77,6 +78,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"admin"},
     {"session", "side_port"},
     {"front"},
+    {"node"},
     {"server"},
 ]
 

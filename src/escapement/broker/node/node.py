@@ -39,7 +39,13 @@ from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, ShuttingDown, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
-from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
+from escapement.storage.bundles import (
+    BUNDLES,
+    CATALOG,
+    PLACED,
+    divide_new_database,
+    shared_numbers,
+)
 from escapement.storage.catalog.catalog import misplaced_topics
 from escapement.storage.catalog.views import create_views
 from escapement.storage.data_directory import index_directory
@@ -69,6 +75,10 @@ class Node:
       make_runners: returns the runners of one broker.
       on_ready: called with each broker that begins to serve.
       certificates: the TLS settings of new connections; None: connections have no TLS.
+      bundles: the number of bundles of a new database; None: one.
+
+    Attributes:
+      draining: whether an operator lets the node give all its bundles to others.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class Node:
         config: BrokerConfig,
         certificates: Certificates | None = None,
         on_ready: Callable[[Broker], None] = lambda broker: None,
+        bundles: int | None = None,
     ) -> None:
         self.config = config
         self.stopping = False
@@ -97,6 +108,7 @@ class Node:
         self._clock = clock
         self._make_runners = make_runners
         self._on_ready = on_ready
+        self._bundles = bundles
         own = make_runners()
         self._work = own.work
         lease_ms = config.limits.lease_ms
@@ -108,7 +120,6 @@ class Node:
         # The version of the catalog in the database, and the one that each broker has.
         self._catalog_version = 0
         self._versions: dict[int, int] = {}
-        self._stop = trio.Event()
         self._hurry = trio.Event()  # set when the node must look or end at once
 
     @property
@@ -125,13 +136,6 @@ class Node:
     def stop(self) -> None:
         """Stop all brokers cleanly, release their bundles, and end."""
         self.stopping = True
-        self._stop.set()
-        self._hurry.set()
-
-    def drain(self) -> None:
-        """Release all bundles to other nodes, and take none, until the process ends."""
-        self._membership.drain()
-        self.draining = True
         self._hurry.set()
 
     # -- clients ---------------------------------------------------------------
@@ -190,6 +194,17 @@ class Node:
         self._engine.check_fitness()
         migrate(self._engine)
         create_views(self._engine)
+        if self._bundles is not None:
+            count = divide_new_database(self._engine, self._bundles)
+            if count != self._bundles:
+                _log.warning(
+                    "node.bundles_kept",
+                    "the database keeps its %d bundles although --bundles says %d",
+                    count,
+                    self._bundles,
+                )
+        if self._engine.kind == "sqlite":
+            self._check_alone()
         self._membership.register()
 
     def _leave(self) -> None:
@@ -231,13 +246,22 @@ class Node:
         """Read the nodes, the owners of the bundles, and the numbers that all nodes share."""
         nodes, bundles, numbers = await self._work(self._read)
         self.directory.learn(nodes, bundles)
+        self._note_draining(nodes.get(self._identity.owner_id))
         if numbers[BUNDLES] != self.directory.count:
             count = numbers[BUNDLES]
             exceptions = await self._work(self._misplaced, count, numbers[PLACED])
             self.directory.place_topics(count, exceptions)
         self._catalog_version = numbers[CATALOG]
-        if self._engine.kind == "sqlite":
-            self._check_alone(nodes)
+
+    def _note_draining(self, row: LiveBroker | None) -> None:
+        """Do as an operator has written into the row of this node; None: it has expired."""
+        if row is None or row.draining is self.draining:
+            return
+        self.draining = row.draining
+        if self.draining:
+            _log.info("node.draining", "the node gives all its bundles to other nodes")
+        else:
+            _log.info("node.undrained", "the node takes bundles again")
 
     def _read(self) -> tuple[dict[str, LiveBroker], dict[int, Ownership], dict[str, int]]:
         with self._connection.use() as connection:
@@ -247,8 +271,9 @@ class Node:
         with self._connection.use() as connection:
             return misplaced_topics(connection, count, up_to_id)
 
-    def _check_alone(self, nodes: Mapping[str, LiveBroker]) -> None:
+    def _check_alone(self) -> None:
         """Raise ``LeaseHeld`` if another process is alive: only one can use a SQLite file."""
+        nodes, _, _ = self._read()
         for node in nodes.values():
             if node.owner_id != self._identity.owner_id:
                 raise LeaseHeld(
@@ -264,8 +289,9 @@ class Node:
         nodes = {one.owner_id: one.draining for one in self.directory.nodes.values()}
         nodes[me] = self.draining
         moving = {b for b, bundle in owned.items() if bundle.serving is None}
+        pins = {row.bundle_id: row.pinned_to for row in rows if row.pinned_to}
         return self._balancer.decide(
-            Situation(self._clock.lease_ms(), nodes, free, owned.keys(), moving)
+            Situation(self._clock.lease_ms(), nodes, free, owned.keys(), moving, pins)
         )
 
     def _act(self, decision: Decision, nursery: trio.Nursery) -> None:
@@ -297,7 +323,6 @@ class Node:
 
         bundle = OwnedBundle(bundle_id, lambda: self._make_broker(bundle_id), self.front, ready)
         self._owned[bundle_id] = bundle
-        self.directory.leaving.discard(bundle_id)
         try:
             with log_fields(bundle=bundle_id):
                 await bundle.run(patient=patient)
@@ -307,8 +332,10 @@ class Node:
             _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
         finally:
             del self._owned[bundle_id]
+            self.directory.leaving.discard(bundle_id)
             self._versions.pop(bundle_id, None)
-            self._hurry.set()
+            if bundle.released:
+                self._hurry.set()
         if not begun:
             task_status.started()
 

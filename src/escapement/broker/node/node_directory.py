@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from escapement.broker.directory import Place
-from escapement.broker.node.balancer import home_of
+from escapement.broker.node.balancer import home_of, wanting
 from escapement.storage.bundles import bundle_of_name
 from escapement.storage.ownership import LiveBroker, Ownership
 
@@ -53,7 +53,7 @@ class NodeDirectory:
 
     def homes(self) -> list[str]:
         """Return the ids of the nodes that want bundles."""
-        return [row.owner_id for row in self.nodes.values() if not row.draining]
+        return wanting({row.owner_id: row.draining for row in self.nodes.values()})
 
     def owner_of(self, bundle_id: int) -> Place:
         """Return where clients find the broker of a bundle, now or soon. See ``Directory``."""
@@ -65,5 +65,5 @@ class NodeDirectory:
         homes = self.homes()
         if bundle_id in self.leaving:
             homes = [one for one in homes if one != self._node_id]
-        next_id = home_of(bundle_id, homes)
+        next_id = home_of(bundle_id, homes, row.pinned_to)
         return _UNKNOWN if next_id is None else Place(self.nodes[next_id].address, row.epoch + 1)

@@ -41,6 +41,7 @@ from escapement.errors import EscapementError, InvalidRequest
 from escapement.event_log import EventLog
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
+from escapement.storage.bundles import MAX_BUNDLES
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 
@@ -170,6 +171,12 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Redeliver messages not acknowledged within this time; consumers may set their own.",
 )
 @_option(
+    "--bundles",
+    type=click.IntRange(1, MAX_BUNDLES),
+    envvar="ESCAPEMENT_BUNDLES",
+    help="Bundles of a new database: the parts that several brokers can share. 1 by default.",
+)
+@_option(
     "--table-parallelism",
     type=click.IntRange(1, MOST_PARALLELISM),
     envvar="ESCAPEMENT_TABLE_PARALLELISM",
@@ -248,6 +255,7 @@ def serve(
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
+    bundles: int | None,
     table_parallelism: int | None,
     max_commits_per_second: float | None,
     index_memory_bytes: int,
@@ -299,6 +307,7 @@ def serve(
         broker,
         tls,
         side_port,
+        bundles,
     )
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.

@@ -7,7 +7,7 @@ others are in the tables below. With one bundle, all verbs go to its broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ MOST_ROWS: Final = 10_000
 _SHARED: Final = 0
 # The first words of these verbs.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
+# The first word of the verbs that every broker carries out for the whole database.
+ANYWHERE: Final = "cluster"
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
 # Verbs about a schedule by its name. The schedule belongs to the bundle of its topic, which the
@@ -68,7 +70,10 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         return await _delete_namespace(lines, verb, arguments)
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
-    topic, kind = arguments.get(ELSEWHERE.get(verb, "topic")), str(verb).partition(".")[0]
+    kind = str(verb).partition(".")[0]
+    if kind == ANYWHERE:
+        return await _of_bundle(lines, next(_connected(lines), _SHARED), verb, arguments)
+    topic = arguments.get(ELSEWHERE.get(verb, "topic"))
     if kind in SHARED or not isinstance(topic, str):
         return await _of_bundle(lines, _SHARED, verb, arguments)
     make = partial(wire.Admin, verb=verb, arguments=arguments)
@@ -102,16 +107,22 @@ async def _of_all(lines: Lines, verb: str, arguments: Mapping[str, Any], merge: 
 
 async def _sought(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
     """Ask the brokers one after the other until one knows the name; open connections first."""
-    open_ones = [line.bundle for line in lines if line.link is not None]
     refusal: NotFound | None = None
-    for bundle in dict.fromkeys([*open_ones, *range(lines.count)]):
-        assert bundle is not None
+    for bundle in dict.fromkeys([*_connected(lines), *range(lines.count)]):
         try:
             return await _of_bundle(lines, bundle, verb, arguments)
         except NotFound as error:
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def _connected(lines: Lines) -> Iterator[int]:
+    """Yield the bundles to whose brokers there are connections."""
+    for line in lines:
+        if line.link is not None:
+            assert line.bundle is not None
+            yield line.bundle
 
 
 async def _create_many(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:

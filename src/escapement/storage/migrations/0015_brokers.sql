@@ -23,3 +23,6 @@ CREATE TABLE IF NOT EXISTS brokers (
 -- incarnation, expires_at_ms of the lease is 253402300799000 until the lease is released, so that
 -- an older broker does not take it. Owner: storage/lease.py.
 ALTER TABLE leases ADD COLUMN incarnation {name} NOT NULL DEFAULT '';
+
+-- The owner that an operator wants for the bundle, while that owner lives; '' for any.
+ALTER TABLE leases ADD COLUMN pinned_to {name} NOT NULL DEFAULT '';
