@@ -248,6 +248,7 @@ class Broker:
             self._runners,
             self.config,
             self.output.frame_bytes,
+            self.directory,
         )
         await self._services.recover(ground)
 

@@ -24,6 +24,7 @@ from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.delivery.recorder import Recorder
 from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.directory import Directory
 from escapement.broker.inbox.amender import Amender
 from escapement.broker.inbox.dead_letter_writer import DeadLetterWriter
 from escapement.broker.inbox.dead_letters import DeadLetters
@@ -104,6 +105,7 @@ class Services:
         runners: Runners,
         config: BrokerConfig,
         frame_bytes: Callable[[int], int],
+        directory: Directory,
     ) -> None:
         self.index = ground.index
         self.log = ground.log
@@ -113,6 +115,7 @@ class Services:
         self._runners = runners
         self._limits = config.limits
         self._frame_bytes = frame_bytes
+        self._directory = directory
         self.totals = Totals()
         # When the last group commit became durable, by the lease clock; None: none yet.
         self.committed_at_ms: int | None = None
@@ -184,7 +187,7 @@ class Services:
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
             self._keeper.lease.epoch,
-            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect),
+            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect, self._directory),
         )
         self.access = Access(
             Changes(self.pipeline.transact),

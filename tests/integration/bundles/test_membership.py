@@ -52,7 +52,7 @@ class Node:
                 Runners.all_by(inline),
                 CONFIG,
                 bundle_id,
-                self.membership,
+                membership=self.membership,
             )
             for bundle_id in range(BUNDLES)
         ]

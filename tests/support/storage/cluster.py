@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from escapement.broker.broker import Broker, BrokerConfig
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
+from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.runners import Runners
 from escapement.client.connect import Connecting
 from escapement.client.connection.address import Address, Addresses
@@ -26,10 +27,10 @@ from escapement.client.connection.link import Stream
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
-from escapement.names import TableName
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
-from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, set_bundle_count, shared_numbers
+from escapement.storage.catalog.catalog import misplaced_topics
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine
 from escapement.storage.lease import Identity
@@ -66,7 +67,7 @@ class Node:
 class Cluster:
     """The nodes, and the directory of their bundles. Use it through :func:`cluster`.
 
-    Each bundle moves only when a test says so. No topic was created before the bundles.
+    Each bundle moves only when a test says so.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class Cluster:
         )
         self.config = replace(config, limits=limits)
         self.clock = VirtualClock(1_700_000_000_000)
-        self.count = bundles
+        self._topics = NodeDirectory("")
+        self._topics.place_topics(bundles, {})
         self.nodes = {address: Node(address, self) for address in addresses}
         self._nursery = nursery
         self._engine = engine
@@ -95,8 +97,29 @@ class Cluster:
         self._places = [Place("", 0)] * bundles
         self._incarnations: dict[int, trio.CancelScope] = {}
 
+    @property
+    def count(self) -> int:
+        return self._topics.count
+
     def bundle_of(self, topic: str) -> int:
-        return 0 if TableName.is_meant(topic) else bundle_of_name(topic, self.count)
+        return self._topics.bundle_of(topic)
+
+    def place_topics(self) -> int:
+        """Read the bundles of topics, as a node does. Return the version of the catalog."""
+        with closing(self._engine.connect()) as connection:
+            numbers = shared_numbers(connection)
+            count = numbers[BUNDLES]
+            found = misplaced_topics(connection, count, numbers[PLACED])
+        self._topics.place_topics(count, found)
+        return numbers[CATALOG]
+
+    async def add_bundles(self, count: int, address: str) -> None:
+        """Add bundles, and start their brokers on a node. Existing topics stay where they are."""
+        before = set_bundle_count(self._engine, count)
+        self.place_topics()
+        self._places += [Place("", 0)] * (count - before)
+        for bundle_id in range(before, count):
+            await self.start(bundle_id, address)
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
