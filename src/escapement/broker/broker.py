@@ -384,6 +384,7 @@ class Broker:
         self, topic: Topic, *, by_ms: int, within_ms: int, origin_ms: int
     ) -> Forecast:
         """Count the messages of a topic that fall due in each time span; see ``forecast``."""
+        await self.services.backfill.whole_index()
         return await forecast(
             topic,
             self.index,
@@ -407,11 +408,13 @@ class Broker:
 
     async def peek(self, topic: Topic, sought: Sought, count: int, after: Key = KEY_MIN) -> Peeked:
         """Return pending messages of a topic, next due first; see ``peek``."""
+        await self.services.backfill.whole_index()
         looks, now_ms = self._runners.looks, self.clock.now_ms()
         return await peek(topic, self.index, looks, now_ms, sought, count, after)
 
     async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
         """Return the offsets of pending messages that match ``sought``; see ``select``."""
+        await self.services.backfill.whole_index()
         async with self._searching:
             return await select(
                 topic, self.index, self._runners.looks, self.clock.now_ms(), sought, after

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import trio
 import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.cli.admin.cluster import until_empty
+from escapement.cli.output.progress import ProgressLine
 from escapement.errors import Conflict, InvalidRequest, NotFound
-from escapement.storage import members
+from escapement.storage import lease, members
 from escapement.storage.bundles import divide_new_database, set_bundle_count
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
@@ -100,6 +103,45 @@ async def test_a_node_drains_until_it_is_undrained_or_restarted(
         assert draining() == {"other:7650"}
         join(engine, world, "other")
         assert not draining()
+
+
+async def test_a_command_waits_for_a_drain_until_it_ends_or_cannot(
+    engine: Engine, connection: Connection, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: a node that takes its bundles back, or that must keep them, is an error."""
+    async with broker_of(engine) as (world, broker, here):
+        await broker.admin("cluster.bundles", count=2)
+        other = join(engine, world, "other")
+        held = lease.take(engine, other, world.clock, 1)
+        outcomes: list[str] = []
+
+        async def wait() -> None:
+            try:
+                await until_empty(broker, "other-00000000", ProgressLine())
+                outcomes.append("empty")
+            except Conflict as error:
+                outcomes.append(str(error))
+
+        async def outcome(change: Callable[[], Any]) -> str:
+            await broker.admin("cluster.drain", node="other:7650")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await world.clock.advance(seconds=1)
+                assert not outcomes, "it did not wait"
+                change()
+                await world.clock.advance(seconds=1)
+            return outcomes.pop()
+
+        undrained = await outcome(lambda: members.set_draining(connection, other.key, False))
+        assert "was undrained or restarted" in undrained
+        (mine,) = connection.execute(
+            "SELECT owner_id, incarnation FROM brokers WHERE owner_id = ?", (here,)
+        ).rows
+        alone = await outcome(lambda: members.set_draining(connection, mine, True))
+        assert "no other node can take" in alone
+        members.set_draining(connection, mine, False)
+        released = await outcome(lambda: lease.release(engine, connection, held, clean=True))
+        assert released == "empty"
 
 
 async def test_a_bundle_is_pinned_to_a_live_node(

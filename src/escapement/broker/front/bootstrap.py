@@ -85,12 +85,19 @@ class Bootstrap:
           StorageError: if the broker needs a token and has none.
         """
         await self.take()
-        if self._required and not await trio.to_thread.run_sync(has_tokens, self._engine):
+        if self._required and await self._is_open():
             raise StorageError(
                 "The broker would listen to other machines without access control, because it "
                 f"could not create the first token: {self._refused or 'the request is gone'}. Run "
                 f"`escapement admin bootstrap --data {self._directory}` again."
             )
+
+    async def _is_open(self) -> bool:
+        """Return whether the log has no tokens."""
+        broker = self._find_broker()
+        if broker is not None:
+            return broker.services.access.is_open
+        return not await trio.to_thread.run_sync(has_tokens, self._engine)
 
     async def run(self) -> None:
         """Take requests until cancelled."""

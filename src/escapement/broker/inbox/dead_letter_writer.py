@@ -225,7 +225,7 @@ class DeadLetterWriter:
     ) -> MessageBatch:
         fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
         # The index may have dropped messages in the range that the filler has still to add.
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        unfilled = subscription.unfilled
         there, batch = await read_from(fetch, self._run, fetch.read_there, *unfilled)
         if there is not None:
             raise StorageUnavailable("dead messages are not yet in the index again")

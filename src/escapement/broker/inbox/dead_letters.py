@@ -320,6 +320,7 @@ class DeadLetters:
         """
         if dlq is None:
             return
+        await dlq.topic.index_backfill.whole_index()
         end = dlq.topic.next_offset  # dead letters that arrive later wait for the next request
         begin, moves = at, dlq.topic.amendments.moves
         met = OffsetSet()  # those yielded: a rescheduled dead letter may be found twice

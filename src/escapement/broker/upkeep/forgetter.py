@@ -35,6 +35,7 @@ from typing import Final, TypeVar
 import numpy as np
 import trio
 
+from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import step_by_step
@@ -93,11 +94,13 @@ class Forgetter:
         clock: Clock,
         run: Run,
         sparse_bytes: int,
+        backfill: Backfill,
     ) -> None:
         """Keep the parts of the broker that the task uses.
 
         Args:
           sparse_bytes: the smallest size at which the current generation ends early.
+          backfill: whether the log is being read to fill the index. Meanwhile nothing is deleted.
         """
         self._engine = engine
         self._lease = lease
@@ -110,6 +113,7 @@ class Forgetter:
         self._clock = clock
         self._run = run
         self._sparse_bytes = sparse_bytes
+        self._backfill = backfill
         self._archive = ArchiveHold(self._ask, registry, reader, clock)
         self._alone = trio.Lock()
         # The content of each generation that does not grow any more, by generation id.
@@ -132,6 +136,8 @@ class Forgetter:
         First finish interrupted deletions. Last, forget the moves and lapses of deleted messages.
         Concurrent calls wait for each other.
         """
+        if self._backfill.is_running:
+            return
         async with self._alone:
             for generation in self._log.going:
                 await self._go(generation)

@@ -64,7 +64,7 @@ def drain_node(admin: AdminCommand, node: str, no_wait: bool) -> None:
         return
     line = ProgressLine()
     try:
-        admin.work(lambda broker: _until_empty(broker, found["id"], line))
+        admin.work(lambda broker: until_empty(broker, found["id"], line))
     except KeyboardInterrupt:
         line.end()
         undrain = f"escapement admin cluster undrain {found['id']}"
@@ -78,7 +78,7 @@ def drain_node(admin: AdminCommand, node: str, no_wait: bool) -> None:
     )
 
 
-async def _until_empty(broker: Broker, node_id: str, line: ProgressLine) -> None:
+async def until_empty(broker: Broker, node_id: str, line: ProgressLine) -> None:
     """Wait until a node owns no bundle, or has ended.
 
     Raises:
