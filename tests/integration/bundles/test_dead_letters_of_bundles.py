@@ -10,10 +10,12 @@ import pytest
 import trio.testing
 
 import escapement
+from escapement.broker.side_port.openapi import path_of
 from escapement.errors import DelaysDisabled, NotFound
 from escapement.names import TopicName
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
+from support.side_ports import refusal, side_port
 from support.storage.bundle_brokers import full
 from support.storage.cluster import Cluster, cluster, connected, named, result, settle
 
@@ -147,3 +149,22 @@ async def test_a_redrive_to_another_bundle_keeps_to_the_delays_of_its_namespace(
         with pytest.raises(DelaysDisabled, match=space):
             await ask(spread_ms=1000)
         assert await ask() == {"redriven": 1}
+
+
+async def test_the_side_port_finds_the_dead_letters_among_the_brokers_of_its_process(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """O4: a process that does not own their bundle refuses the request."""
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
+        topic = apart(found)
+        await die(found, client, topic, 3)
+        here, there = (node.brokers for node in found.nodes.values())
+        ask = {"topic": topic, "subscription": "s"}
+        async with side_port(None, here[0], there[1]) as http:
+            answer = await http.post(path_of("dlq.count"), json=ask)
+            assert answer.json() == {"dead_letters": 3, "next": None}
+            answer = await http.post(path_of("dlq.redrive"), json=ask)
+            assert answer.json() == {"redriven": 3}
+        async with side_port(None, here[0]) as http:
+            answer = await http.post(path_of("dlq.count"), json=ask)
+            assert (await refusal(answer))[1] == "wrong_bundle"
