@@ -12,8 +12,7 @@ a subscription was deleted or got another dead-letter topic, requests for its ea
 name the dead-letter topic that has them.
 
 If the database has several bundles of topics, the broker of the dead-letter topic carries requests
-out. The inbox relay of the original topic's bundle moves the inbox entries of a redrive. Every
-request raises ``WrongBundle`` at other brokers.
+out. The inbox relay of the original topic's bundle moves the inbox entries of a redrive.
 """
 
 from __future__ import annotations
@@ -142,6 +141,7 @@ class DeadLetters:
         Raises:
           NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
             does not exist.
+          WrongBundle: if the dead-letter topic belongs to another bundle.
         """
         return self._pages(await self._find(whose), None)
 
@@ -157,9 +157,7 @@ class DeadLetters:
         Returns:
           The count, and the key to continue from; None if all are counted.
 
-        Raises:
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
+        Raises the errors of ``pages``.
         """
         counted, dlq = 0, await self._find(whose)
         async with aclosing(self._pages(dlq, only, after)) as found:
@@ -198,8 +196,7 @@ class DeadLetters:
 
         Raises:
           DelaysDisabled, DelayTooLong: if the topic does not accept delays up to ``spread_ms``.
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
+          NotFound: as ``pages``.
           StorageUnavailable: if the database accepts no writes now.
         """
         await self.check_redrive(whose, spread_ms)
@@ -249,21 +246,16 @@ class DeadLetters:
           only: the offsets in the dead-letter topic of those to delete; None: all.
 
         Raises:
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
+          NotFound: as ``pages``.
           StorageUnavailable: if the database accepts no writes now.
         """
-        return await self._end(
-            await self._find(whose), only, most, lambda dlq, page: lambda fresh: ()
-        )
+        dlq = await self._find(whose)
+        return await self._end(dlq, only, most, lambda dlq, page: lambda fresh: ())
 
     async def _find(self, whose: Whose) -> _DeadLetterTopic | None:
         """Return the dead-letter topic; None if it or its ``dead-letters`` does not exist yet.
 
-        Raises:
-          NotFound: if ``whose.lie_in``, or without it the subscription or its topic, does not
-            exist.
-          WrongBundle: if the dead-letter topic belongs to another bundle.
+        Raises the errors of ``pages``.
         """
         lie_in = whose.lie_in
         if lie_in is None:
