@@ -249,6 +249,7 @@ class Broker:
             self._runners,
             self.config,
             self.output.frame_bytes,
+            self.directory,
         )
         await self._services.recover(ground)
 
@@ -353,6 +354,7 @@ class Broker:
           StorageUnavailable: if the database cannot be reached.
         """
         await self.registry.namespaces.refresh()
+        self.services.deletion.refresh()
         await self.services.access.refresh()
 
     def next_wake_ms(self) -> int | None:

@@ -24,11 +24,13 @@ from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.delivery.recorder import Recorder
 from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.directory import Directory
 from escapement.broker.inbox.amender import Amender
 from escapement.broker.inbox.dead_letter_writer import DeadLetterWriter
 from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.inbox.group_completion import GroupCompleter
 from escapement.broker.inbox.inbox_relay import InboxRelay
+from escapement.broker.inbox.original_topics import OriginalTopics
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.backfill import Backfill
@@ -105,6 +107,7 @@ class Services:
         runners: Runners,
         config: BrokerConfig,
         frame_bytes: Callable[[int], int],
+        directory: Directory,
     ) -> None:
         self.index = ground.index
         self.log = ground.log
@@ -114,6 +117,7 @@ class Services:
         self._runners = runners
         self._limits = config.limits
         self._frame_bytes = frame_bytes
+        self._directory = directory
         self.totals = Totals()
         # When the last group commit became durable, by the lease clock; None: none yet.
         self.committed_at_ms: int | None = None
@@ -188,7 +192,7 @@ class Services:
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
             self._keeper.lease.epoch,
-            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect),
+            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect, self._directory),
         )
         self.access = Access(
             Changes(self.pipeline.transact),
@@ -464,7 +468,8 @@ class Services:
             self.reader,
             self.pipeline,
             self._runners.looks,
-            self.publishing.check_times,
+            OriginalTopics(self.registry, self.pipeline.transact),
+            self.publishing.check_times_in,
         )
         self.bulk_changes = BulkChanges(
             self.registry,

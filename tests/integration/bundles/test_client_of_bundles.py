@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +11,12 @@ import trio
 import trio.testing
 
 import escapement
-from escapement.client.connect import Connecting
-from escapement.client.connection.address import Address, Addresses
-from escapement.client.connection.lines import Lines
-from escapement.client.connection.link import Stream
-from escapement.client.connection.token_source import TokenSource
-from escapement.client.settings import Settings
 from escapement.errors import Disconnected, NotFound
 from escapement.protocol import commands as wire
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 from support.storage.bundle_brokers import full
-from support.storage.cluster import Cluster, cluster
-
-
-def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
-    """Connect a client by these addresses."""
-
-    async def dial(address: Address) -> Stream:
-        return await found.dial(f"{address.host}:{address.port}")
-
-    given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
-    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
-
-
-def named(found: Cluster, bundle_id: int, number: int = 1, prefix: str = "t") -> list[str]:
-    """Return the names of topics that belong to a bundle."""
-    names = (f"{prefix}{at}" for at in count())
-    return list(islice((n for n in names if found.bundle_of(full(n)) == bundle_id), number))
-
-
-async def settle(found: Cluster, is_done: Callable[[], bool]) -> None:
-    """Advance the time in small steps until a condition holds."""
-    for _ in range(400):
-        await trio.testing.wait_all_tasks_blocked()
-        if is_done():
-            return
-        await found.clock.advance(seconds=0.05)
-    raise AssertionError("the condition never held")
-
-
-async def result(found: Cluster, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what a call returns, while the time advances."""
-    results: list[Any] = []
-
-    async def run() -> None:
-        results.append(await call())
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        await settle(found, lambda: bool(results))
-    return results[0]
+from support.storage.cluster import cluster, connected, named, result, settle
 
 
 async def stored(client: escapement.Broker, topic: str) -> list[bytes]:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import trio
+import trio.testing
 from trio.testing import memory_stream_pair
 
+import escapement
 from escapement.broker.broker import Broker, BrokerConfig
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
+from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.runners import Runners
+from escapement.client.connect import Connecting
+from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.lines import Lines
+from escapement.client.connection.link import Stream
+from escapement.client.connection.token_source import TokenSource
+from escapement.client.settings import Settings
 from escapement.errors import Disconnected
-from escapement.names import TableName
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
-from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, set_bundle_count, shared_numbers
+from escapement.storage.catalog.catalog import misplaced_topics
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine
 from escapement.storage.lease import Identity
 from escapement.storage.schema import migrate
 from escapement.testing.clock import VirtualClock
 from escapement.testing.world import MemoryStream
+from support.storage.bundle_brokers import full
 
 # Timeouts that no test reaches, because virtual time advances in large steps.
 _FOREVER_S = 1e9
@@ -56,7 +67,7 @@ class Node:
 class Cluster:
     """The nodes, and the directory of their bundles. Use it through :func:`cluster`.
 
-    Each bundle moves only when a test says so. No topic was created before the bundles.
+    Each bundle moves only when a test says so.
     """
 
     def __init__(
@@ -77,7 +88,8 @@ class Cluster:
         )
         self.config = replace(config, limits=limits)
         self.clock = VirtualClock(1_700_000_000_000)
-        self.count = bundles
+        self._topics = NodeDirectory("")
+        self._topics.place_topics(bundles, {})
         self.nodes = {address: Node(address, self) for address in addresses}
         self._nursery = nursery
         self._engine = engine
@@ -85,8 +97,29 @@ class Cluster:
         self._places = [Place("", 0)] * bundles
         self._incarnations: dict[int, trio.CancelScope] = {}
 
+    @property
+    def count(self) -> int:
+        return self._topics.count
+
     def bundle_of(self, topic: str) -> int:
-        return 0 if TableName.is_meant(topic) else bundle_of_name(topic, self.count)
+        return self._topics.bundle_of(topic)
+
+    def place_topics(self) -> int:
+        """Read the bundles of topics, as a node does. Return the version of the catalog."""
+        with closing(self._engine.connect()) as connection:
+            numbers = shared_numbers(connection)
+            count = numbers[BUNDLES]
+            found = misplaced_topics(connection, count, numbers[PLACED])
+        self._topics.place_topics(count, found)
+        return numbers[CATALOG]
+
+    async def add_bundles(self, count: int, address: str) -> None:
+        """Add bundles, and start their brokers on a node. Existing topics stay where they are."""
+        before = set_bundle_count(self._engine, count)
+        self.place_topics()
+        self._places += [Place("", 0)] * (count - before)
+        for bundle_id in range(before, count):
+            await self.start(bundle_id, address)
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
@@ -180,3 +213,42 @@ async def cluster(
             await found.start(bundle_id, addresses[bundle_id % len(addresses)])
         yield found
         nursery.cancel_scope.cancel()
+
+
+def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
+    """Connect a client by these addresses."""
+
+    async def dial(address: Address) -> Stream:
+        return await found.dial(f"{address.host}:{address.port}")
+
+    given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
+    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
+
+
+def named(found: Cluster, bundle_id: int, number: int = 1, prefix: str = "t") -> list[str]:
+    """Return the names of topics that belong to a bundle."""
+    names = (f"{prefix}{at}" for at in count())
+    return list(islice((n for n in names if found.bundle_of(full(n)) == bundle_id), number))
+
+
+async def settle(found: Cluster, is_done: Callable[[], bool]) -> None:
+    """Advance the time in small steps until a condition holds."""
+    for _ in range(400):
+        await trio.testing.wait_all_tasks_blocked()
+        if is_done():
+            return
+        await found.clock.advance(seconds=0.05)
+    raise AssertionError("the condition never held")
+
+
+async def result(found: Cluster, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Return what a call returns, while the time advances."""
+    results: list[Any] = []
+
+    async def run() -> None:
+        results.append(await call())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await settle(found, lambda: bool(results))
+    return results[0]

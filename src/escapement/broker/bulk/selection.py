@@ -154,7 +154,7 @@ class Selector:
 
     async def _of_dead_letters(self, whose: Whose, sought: Sought) -> AsyncGenerator[Int64s, None]:
         await self._backfill.ended()
-        async with aclosing(self._dead_letters.pages(whose)) as pages:
+        async with aclosing(await self._dead_letters.pages(whose)) as pages:
             async for page in pages:
                 here = (page.due_ms >= sought.start.due_ms) & (page.due_ms < sought.stop.due_ms)
                 if sought.by_content:

@@ -67,6 +67,9 @@ _log = EventLog(__name__)
 LOOK_S: Final = 1.0
 # With a short lease, a node looks more often: so many times in the duration of a lease.
 _LOOKS_PER_LEASE: Final = 10
+# How long a node keeps the list of topics that are in other bundles than their names say. It takes
+# some seconds to read if there are a million topics.
+_PLACE_S: Final = 10.0
 # The least memory of the index of one bundle. A single protocol frame would not fit into less.
 _LEAST_INDEX_BYTES: Final = 16 * MIB
 
@@ -125,6 +128,7 @@ class Node:
         self._owned: dict[int, OwnedBundle] = {}
         # The version of the catalog in the database, and the one that each broker has.
         self._catalog_version = 0
+        self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
         self._versions: dict[int, int] = {}
         self._hurry = trio.Event()  # set when the node must look or end at once
 
@@ -253,11 +257,20 @@ class Node:
         nodes, bundles, numbers = await self._work(self._read)
         self.directory.learn(nodes, bundles)
         self._note_draining(nodes.get(self._identity.owner_id))
-        if numbers[BUNDLES] != self.directory.count:
-            count = numbers[BUNDLES]
-            exceptions = await self._work(self._misplaced, count, numbers[PLACED])
-            self.directory.place_topics(count, exceptions)
+        await self._place_topics(numbers)
         self._catalog_version = numbers[CATALOG]
+
+    async def _place_topics(self, numbers: Mapping[str, int]) -> None:
+        """Read which topics are in other bundles than their names say, if that may have changed."""
+        count, version, now_s = numbers[BUNDLES], numbers[CATALOG], trio.current_time()
+        if count == self.directory.count:
+            # Deletions of such topics change the version of the catalog, as other changes do.
+            is_old = self.directory.has_exceptions and version != self._placed_version
+            if not is_old or now_s - self._placed_at_s < _PLACE_S:
+                return
+        exceptions = await self._work(self._misplaced, count, numbers[PLACED])
+        self.directory.place_topics(count, exceptions)
+        self._placed_version, self._placed_at_s = version, now_s
 
     def _note_draining(self, row: LiveBroker | None) -> None:
         """Do as an operator has written into the row of this node; None: it has expired."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from escapement.broker.directory import Place
 from escapement.broker.node.balancer import home_of, wanting
+from escapement.names import TableName
 from escapement.storage.bundles import bundle_of_name
 from escapement.storage.ownership import LiveBroker, Ownership
 
@@ -42,12 +43,19 @@ class NodeDirectory:
         """Replace the nodes and owners by those that the database has."""
         self.nodes, self.bundles = nodes, bundles
 
+    @property
+    def has_exceptions(self) -> bool:
+        """Whether topics are in other bundles than their names say."""
+        return bool(self._exceptions)
+
     def place_topics(self, count: int, exceptions: Mapping[str, int]) -> None:
         """Replace the number of bundles and the exceptions."""
         self._count, self._exceptions = count, exceptions
 
     def bundle_of(self, topic: str) -> int:
         """Return the bundle of a topic by its full name, whether the topic exists or not."""
+        if TableName.is_meant(topic):
+            return 0
         found = self._exceptions.get(topic)
         return bundle_of_name(topic, self._count) if found is None else found
 

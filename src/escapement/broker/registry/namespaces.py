@@ -250,18 +250,15 @@ class Namespaces:
 
         Raises:
           NotFound: if the namespace does not exist.
-          Conflict: if it has topics in other bundles.
           WrongBundle: if the broker does not own bundle 0.
         """
         self._check_bundle(name)
-        bundle = self._bundle
+        dialect = self._bundle.dialect
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if namespace.id not in self.deleting:
                 await self._changes.durably(
-                    lambda connection: catalog.mark_namespace(
-                        connection, bundle.dialect, namespace, bundle.id
-                    )
+                    lambda connection: catalog.mark_namespace(connection, dialect, namespace.id)
                 )
                 self.deleting.add(namespace.id)
                 self._made += 1

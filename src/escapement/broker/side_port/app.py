@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from starlette.applications import Starlette
@@ -25,6 +25,8 @@ from starlette.routing import Route
 
 from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin.admin import VERBS, Admin
+from escapement.broker.admin.arguments import Plain
+from escapement.broker.broker import Broker
 from escapement.broker.side_port import json_values
 from escapement.broker.side_port.access import caller_of
 from escapement.broker.side_port.collector import families_of, render
@@ -34,7 +36,7 @@ from escapement.broker.side_port.openapi import PREFIX, document, path_of
 from escapement.broker.side_port.readings import take_readings
 from escapement.broker.side_port.refusals import failed, no_such_route, refusal
 from escapement.broker.side_port.shown import Shown
-from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound
+from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound, WrongBundle
 from escapement.names import NamespaceName
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
@@ -126,12 +128,23 @@ class SidePortApp:
                 "Send the arguments with the header Content-Type: application/json."
             )
         arguments = json_values.decode(await _body(request))
-        with self._shown.use(self._shown.broker_for(arguments)) as broker:
+        try:
+            result = await self._at(self._shown.broker_for(arguments), verb, arguments, request)
+        except WrongBundle as error:  # dead letters may lie in another bundle than their topic
+            there = self._shown.broker_of(error.bundle)
+            if there is None:
+                raise
+            result = await self._at(there, verb, arguments, request)
+        return Response(json_values.encode(result), media_type="application/json")
+
+    async def _at(
+        self, broker: Broker, verb: str, arguments: dict[str, Any], request: Request
+    ) -> Plain:
+        with self._shown.use(broker):
             caller = caller_of(request, broker.services.access)
             caller.check(needs_of_verb(verb, arguments))
             broker.check_open()
-            result = await Admin(broker).carry_out(verb, arguments, caller)
-        return Response(json_values.encode(result), media_type="application/json")
+            return await Admin(broker).carry_out(verb, arguments, caller)
 
     # -- every request ---------------------------------------------------------
 

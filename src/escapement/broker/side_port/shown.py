@@ -57,6 +57,10 @@ class Shown:
             self._use_ended = trio.Event()
             await self._use_ended.wait()
 
+    def broker_of(self, bundle_id: int | None) -> Broker | None:
+        """Return the broker of a bundle; None if this process does not own it."""
+        return None if bundle_id is None else self._brokers.get(bundle_id)
+
     def broker_for(self, arguments: dict[str, Any]) -> Broker:
         """Return the broker that carries out a verb with these arguments.
 

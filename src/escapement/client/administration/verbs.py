@@ -15,6 +15,7 @@ from escapement.client.connection.lines import Lines
 from escapement.client.connection.retried_request import (
     ask_again,
     ask_bundle,
+    ask_onward,
     may_ask_twice,
     result_of,
 )
@@ -37,6 +38,10 @@ SOUGHT: Final = {
     "schedules.get", "schedules.update", "schedules.run_now", "schedules.next",
     "schedules.pause", "schedules.resume", "schedules.delete",
 }  # fmt: skip
+
+# The first words of verbs about the messages of a topic, or the dead letters that came from it. The
+# broker of the topic knows which dead-letter topic has these, and names its bundle.
+FOLLOWED: Final = ("dlq", "bulk")
 
 Merge = Callable[[list[Any]], Any]
 
@@ -61,6 +66,8 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         return await _of_all(lines, verb, arguments, MERGED[verb])
     if verb in SOUGHT:
         return await _sought(lines, verb, arguments)
+    if verb == "namespaces.delete" and (arguments.get("force") or arguments.get("dry_run")):
+        return await _delete_namespace(lines, verb, arguments)
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
     kind = str(verb).partition(".")[0]
@@ -70,6 +77,10 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
     if kind in SHARED or not isinstance(topic, str):
         return await _of_bundle(lines, _SHARED, verb, arguments)
     make = partial(wire.Admin, verb=verb, arguments=arguments)
+    if kind in FOLLOWED:
+        lies_in = arguments.get("dead_letter_topic")
+        (bundle,) = await lines.bundles_of([lies_in if isinstance(lies_in, str) else topic])
+        return result_of(await ask_onward(lines, bundle, make, may_ask_twice(verb)))
     return result_of(await ask_again(lines, topic, make, may_ask_twice(verb)))
 
 
@@ -131,6 +142,15 @@ async def _create_many(lines: Lines, verb: str, arguments: Mapping[str, Any]) ->
     return {name: sum(answer[name] for answer in answers) for name in answers[0]}
 
 
+async def _delete_namespace(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Count what a namespace has in all bundles, and delete it unless this is a dry run."""
+    counts = await _of_all(lines, verb, {**arguments, "dry_run": True}, _contents)
+    if arguments.get("dry_run"):
+        return counts
+    answer = await _of_bundle(lines, _SHARED, verb, arguments)
+    return {name: counts.get(name, value) for name, value in answer.items()}
+
+
 # -- merging -------------------------------------------------------------------------------
 
 
@@ -156,6 +176,14 @@ def _inbox(answers: list[Any]) -> Any:
         if row["reason"] is not None or row["target"] not in rows:
             rows[row["target"]] = row
     return list(rows.values())
+
+
+def _contents(answers: list[Any]) -> Any:
+    """Merge what a namespace has in each bundle."""
+    return {
+        name: value if isinstance(value, str) else sum(answer[name] for answer in answers)
+        for name, value in answers[0].items()
+    }
 
 
 def _figures(answers: list[Any]) -> Any:

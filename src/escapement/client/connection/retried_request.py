@@ -79,6 +79,26 @@ async def ask_bundle(
     return await _ask(lines, find, make, twice, None)
 
 
+async def ask_onward(
+    lines: Lines, bundle: int, make: Callable[[int], Command], twice: bool = True
+) -> Command:
+    """Send a request to the broker of a bundle, and then to that of each bundle that is named.
+
+    A broker names another bundle if the client cannot know which broker carries the request out.
+    Raises the errors of ``ask_again``.
+    """
+    at = bundle
+
+    async def find() -> Line:
+        return lines.of_bundle(at)
+
+    def elsewhere(named: int) -> None:
+        nonlocal at
+        at = named
+
+    return await _ask(lines, find, make, twice, elsewhere)
+
+
 async def _ask(
     lines: Lines,
     find: Callable[[], Awaitable[Line]],
@@ -87,7 +107,7 @@ async def _ask(
     elsewhere: Callable[[int], None] | None,
 ) -> Command:
     deadline_s = anyio.current_time() + lines.settings.request_timeout_s
-    retry = Retry()
+    retry, moves = Retry(), 0
     while True:
         try:
             return await _ask_line(await find(), make, twice, deadline_s)
@@ -95,6 +115,9 @@ async def _ask(
             if error.bundle is None or elsewhere is None or _is_over(lines, deadline_s):
                 raise
             elsewhere(error.bundle)
+            moves += 1
+            if moves == 1:
+                continue
         except ShuttingDown:
             # With several bundles, another broker may take over soon.
             if lines.count == 1 or _is_over(lines, deadline_s):

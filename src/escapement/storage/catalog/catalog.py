@@ -233,30 +233,14 @@ def open_namespace(connection: Connection, dialect: Dialect, namespace_id: int) 
         )
 
 
-def mark_namespace(
-    connection: Connection, dialect: Dialect, namespace: Namespace, bundle_id: int
-) -> None:
-    """Mark a namespace for deletion with everything in it, by the owner of a bundle.
-
-    Raises:
-      Conflict: if the namespace has topics in other bundles.
-    """
+def mark_namespace(connection: Connection, dialect: Dialect, namespace_id: int) -> None:
+    """Mark a namespace for deletion with everything in it."""
     # Creations of topics that lock the namespace end first. Later ones find the mark.
     connection.execute(
-        f"SELECT id FROM namespaces WHERE id = ?{dialect.update_lock}", (namespace.id,)
+        f"SELECT id FROM namespaces WHERE id = ?{dialect.update_lock}", (namespace_id,)
     )
-    removal.mark(connection, "namespace", namespace.id)
+    removal.mark(connection, "namespace", namespace_id)
     catalog_changed(connection)
-    rows = connection.execute(
-        "SELECT DISTINCT bundle_id FROM topics WHERE namespace_id = ? AND bundle_id <> ?",
-        (namespace.id, bundle_id),
-    ).rows
-    if rows:
-        found = ", ".join(str(id) for (id,) in sorted(rows))
-        raise Conflict(
-            f"Namespace {namespace.tenant}/{namespace.name} has topics in other bundles: {found}."
-            " Delete them first."
-        )
 
 
 # -- topics --------------------------------------------------------------------
