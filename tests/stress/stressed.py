@@ -14,6 +14,7 @@ SLOW_SHARE: Final = "ESCAPEMENT_TEST_SLOW_SHARE"
 LIMITS: Final[dict[str, Any]] = {
     "checkpoint_interval_s": 0.2,
     "sparse_generation_bytes": 256 << 10,
+    "index_cache_bytes": 8 << 20,  # full within a minute, so that a soak sees what else grows
 }
 
 
