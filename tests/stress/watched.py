@@ -21,8 +21,8 @@ LIMITS: Final = {
     "disk_mib": Limit(64, 8),  # the data directory of one broker
     # Old generations are dropped in rounds, and InnoDB extends its files in steps.
     "database_mib": Limit(1_500, 96),
-    # Some tens on an idle machine. The clients of the test and the database need processors too.
-    "late_p99_ms": Limit(1_000, 200),
+    # Less than 100 on an idle machine. Other work on the machine may raise it at any time.
+    "late_p99_ms": Limit(1_000, 1_000),
 }
 # A run with fewer samples is not asked whether its figures grow.
 LEAST_SAMPLES: Final = 24
