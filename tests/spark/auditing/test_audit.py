@@ -160,7 +160,8 @@ def test_indexes_of_all_bundles_are_rebuilt_and_audited(
 def log_table(connection: sqlite3.Connection) -> str:
     """Return the log table of the topic."""
     names = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'log\\_%\\_%' ESCAPE '\\'"
+        "SELECT name FROM sqlite_master"
+        " WHERE type = 'table' AND name LIKE 'log\\_%\\_%' ESCAPE '\\'"
     )
     (found,) = [
         name
