@@ -14,7 +14,7 @@ node, because its cause is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +146,9 @@ class Node:
     def stop(self) -> None:
         """Stop all brokers cleanly, release their bundles, and end."""
         self.stopping = True
+        # At once: a look may be waiting for a database that does not answer.
+        self._membership.drain()
+        self._release(list(self._owned))
         self._hurry.set()
 
     # -- clients ---------------------------------------------------------------
@@ -233,7 +236,7 @@ class Node:
                 starts.start_soon(nursery.start, self._own, bundle_id, False)
 
     async def _live(self, nursery: trio.Nursery) -> None:
-        """Look, take and release until the node shall stop; then release everything."""
+        """Look, take and release until the node shall stop; then wait until its brokers have."""
         while not self.stopping:
             with trio.move_on_after(self._look_s):
                 await self._hurry.wait()
@@ -245,9 +248,8 @@ class Node:
             except (StorageUnavailable, TransactionAborted):
                 continue  # the renewals of the membership report it
             await self._refresh()
-            self._act(self._decide(), nursery)
-        self._membership.drain()
-        self._act(Decision(release=tuple(self._owned)), nursery)
+            if not self.stopping:
+                self._act(self._decide(), nursery)
         while self._owned:
             await self._hurry.wait()
             self._hurry = trio.Event()
@@ -314,11 +316,14 @@ class Node:
         )
 
     def _act(self, decision: Decision, nursery: trio.Nursery) -> None:
-        for bundle_id in decision.release:
-            self.directory.leaving.add(bundle_id)
-            self._owned[bundle_id].release()
+        self._release(decision.release)
         for bundle_id in decision.take:
             nursery.start_soon(self._own, bundle_id, True)
+
+    def _release(self, bundle_ids: Sequence[int]) -> None:
+        for bundle_id in bundle_ids:
+            self.directory.leaving.add(bundle_id)
+            self._owned[bundle_id].release()
 
     async def _own(
         self,
