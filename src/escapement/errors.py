@@ -276,10 +276,18 @@ class Busy(EscapementError):
 
 
 class WrongBundle(EscapementError):
-    """Raised when a topic belongs to a bundle that another broker owns. Ask that broker."""
+    """Raised when a topic belongs to a bundle that another broker owns. Ask that broker.
+
+    Attributes:
+      bundle: the id of the bundle; None if only the message says it.
+    """
 
     code = "wrong_bundle"
     retryable = True
+
+    def __init__(self, message: str, bundle: int | None = None) -> None:
+        super().__init__(message)
+        self.bundle = bundle
 
 
 class BacklogFull(EscapementError):

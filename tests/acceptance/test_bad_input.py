@@ -92,11 +92,11 @@ async def undisturbed(broker: BrokerProcess) -> AsyncIterator[None]:
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         producer = await client.producer("calm")
         async with client.consumer("calm", "calm") as inbox:
-            link = client._line.link
+            link = client._lines.first.link
             await round_trip(producer, inbox)
             yield
             await round_trip(producer, inbox)
-            assert client._line.link is link, "its connection was lost"
+            assert client._lines.first.link is link, "its connection was lost"
 
 
 async def round_trip(producer: escapement.Producer, inbox: escapement.Inbox) -> None:

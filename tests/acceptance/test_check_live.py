@@ -17,7 +17,7 @@ from escapement.check.check import Check
 from escapement.cli.main import run as command
 from escapement.doctor.finding import Finding
 from escapement.storage.engine.open import open_engine
-from escapement.storage.index.segments.manifest import ManifestFile, no_failpoint
+from escapement.storage.index.segments.manifest import ManifestFile
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 BATCH: Final = 200
@@ -62,7 +62,7 @@ async def check_until_merged(process: BrokerProcess, url: str | None) -> None:
         assert not bad(found)
         checks += 1
         compared += all("not compared with the index" not in one.text for one in found)
-        manifest = ManifestFile(process.index, no_failpoint).current
+        manifest = ManifestFile(process.index).current
         now = set() if manifest is None else set(manifest.segments)
         merged = merged or not before <= now
         before = now

@@ -27,7 +27,7 @@ SEGMENTS: Final = "*.segment"
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
 TIMEOUT_S: Final = 60
 REPAIR: Final = "rebuilding the delayed index"
-REPAIR_WAITS: Final = "the rebuild of the index waits for the database"
+REPAIR_WAITS: Final = "the start of bundle 0 waits for the database"
 
 
 def payloads(count: int) -> list[bytes]:

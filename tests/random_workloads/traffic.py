@@ -105,8 +105,11 @@ class Traffic(Consuming):
     def is_full(self) -> bool:
         """Return whether the backlog has certainly reached its quota.
 
-        The broker only estimates messages in segments. So the result is False if there are any.
+        The broker only estimates messages in segments. So the result is False if there are any, or
+        if the index may lack messages.
         """
+        if self.filling:
+            return False
         model, quota = self.model, self.model.quota()
         if quota is None or not quota.full or self.world.server.index.segment_count:
             return False

@@ -70,6 +70,7 @@ class Workload:
         self._moment = 0
         self._closing = False
         self.calm = True  # the last step had no outage and no change of the clock
+        self.filling = False  # whether the index may lack messages
         self._stack = AsyncExitStack()
 
     @property
@@ -190,6 +191,11 @@ class Workload:
         self.model.pass_time(self.now_ms)
         await self.catch_up()
         self.model.pass_time(self.now_ms)
+        if self.filling:
+            # Messages become ready in the order in which the log is read. The order of keys and of
+            # the log is checked afterwards, when it is known which messages were dropped.
+            self._unordered = []
+            return
         if not self.unanswered:
             await self.see()  # dropped messages need not come before others
         for arrival in self._unordered:

@@ -124,16 +124,16 @@ class Host:
         broker = Broker(
             self.engine,
             index_directory(self.disk.root, bundle_id),
-            Identity(self.name.rjust(32, "0"), self.name),
+            Identity(f"{self.name}-{bundle_id}".rjust(32, "0"), self.name),
             self.clock,
             Runners.all_by(self.calls),
             self._config,
             bundle_id,
         )
-        front = Front(broker)
+        front = Front.of_broker(broker)
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(front.run_broker)
+                await nursery.start(front.run_broker, broker)
                 send, receive = trio.open_memory_channel[Cable](100)
                 self.running[bundle_id] = _Running(broker, front, nursery, send)
                 nursery.start_soon(self._accept, front, nursery, receive)

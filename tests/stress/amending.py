@@ -14,9 +14,9 @@ from support.processes.broker import PATIENT
 
 async def amend(world: World) -> None:
     """Amend some of the latest messages again and again, also those just delivered."""
-    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+    async with escapement.connect(world.url, settings=PATIENT) as client:
         while not world.over:
-            await trio.sleep(world.chance.uniform(0, 1))
+            await trio.sleep(world.chance.uniform(0, world.amend_pause_s))
             newest = len(world.history.messages)
             picked = world.chance.sample(range(max(0, newest - 500), newest), min(newest, 5))
             for number in picked:
@@ -30,7 +30,7 @@ async def _amend_one(world: World, client: escapement.Broker, number: int) -> No
         return
     ids = [MessageId(f"public/default/{message.topic}", message.offset)]
     what = world.chance.choice(["cancel", "reschedule", "run now"])
-    began_ms, delay_ms = now_ms(), world.chance.randint(500, 20_000)
+    began_ms, delay_ms = now_ms(), world.chance.randint(500, min(20_000, world.longest_ms))
     try:
         if what == "cancel":
             message.maybe_cancelled = True

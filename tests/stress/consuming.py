@@ -9,7 +9,7 @@ import trio
 import escapement
 from escapement.errors import EscapementError
 from stress.history import now_ms, number_of
-from stress.world import SUBSCRIPTIONS, WITH_DEAD_LETTERS, World, passes
+from stress.world import ACK_WAIT_MS, SUBSCRIPTIONS, WITH_DEAD_LETTERS, World, passes
 from support.processes.broker import PATIENT
 
 ACTIONS: Final = {
@@ -21,11 +21,13 @@ ACTIONS: Final = {
     "leave": 0.01,
 }
 PERMITS: Final = 100
+# A message that waits longer than this for its acknowledgement may time out.
+SLOW_MS: Final = ACK_WAIT_MS // 2
 
 
 async def consume(world: World, subscription: str) -> None:
     """Consume until cancelled, with a new consumer after each one that leaves."""
-    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+    async with escapement.connect(world.url, settings=PATIENT) as client:
         topic = SUBSCRIPTIONS[subscription]
         while True:
             async with client.consumer(topic, subscription, permits=PERMITS) as inbox:
@@ -38,9 +40,13 @@ async def _take_all(world: World, subscription: str, inbox: escapement.Inbox) ->
     empty_ms = now_ms()
     batch = await inbox.next_batch()
     assert batch is not None
+    arrived_ms = now_ms()
     while batch is not None:
         if not await _take(world, subscription, inbox, batch, empty_ms):
             return False
+        if now_ms() - arrived_ms > SLOW_MS:  # some may have timed out before their acknowledgement
+            for message in batch:
+                world.history.courses[subscription][message.offset].returned += 1
         batch = await inbox.next_batch(timeout_s=0)
     return True
 
@@ -80,6 +86,7 @@ async def _take(
         if world.over and action in ("nack", "forget", "leave") and not known.poison:
             action = "ack"
         course.ack_sent |= action in ("ack", "durable")
+        course.returned += action in ("nack", "release", "forget", "leave")
         chosen[action].append(message.offset)
     await inbox.ack(chosen["ack"])
     await inbox.nack(chosen["nack"])

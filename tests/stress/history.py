@@ -56,9 +56,11 @@ class Course:
 
     number: int
     deliveries: int = 0
+    returned: int = 0  # times that a consumer did not keep it: nacked, released, forgot or left
     fresh: int = 0  # deliveries that are marked as the first one
     first_ms: int = NEVER_MS  # received, by the clients' clock
     last_ms: int = 0  # the last delivery arrived then, or later
+    taken_ms: int = 0  # the last delivery arrived then, or earlier
     ack_sent: bool = False
     durable_ms: int = NEVER_MS  # a durable acknowledgement was confirmed then
 
@@ -95,7 +97,9 @@ class History:
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict)
     arrivals: dict[str, list[Arrival]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)  # found while the run went on
-    troubles_ms: list[int] = field(default_factory=list)  # each may cost unread deliveries
+    # When each trouble began, and when all was well again. Each may cost unread deliveries, and one
+    # more delivery of each message in flight.
+    troubles: list[tuple[int, int]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -144,6 +148,7 @@ class History:
         course.fresh += not again
         course.first_ms = min(course.first_ms, at_ms)
         course.last_ms = max(course.last_ms, empty_ms)
+        course.taken_ms = max(course.taken_ms, at_ms)
         self.counts["delivered"] += 1
         self.counts["delivered again"] += again
         if not again and subscription in self.ordered:

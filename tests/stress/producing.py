@@ -14,20 +14,19 @@ from stress.world import World, passes
 from support.processes.broker import PATIENT
 
 BATCH: Final = 20
-PAUSE_S: Final = 0.4
 POISON_SHARE: Final = 0.05
 SIZES: Final = (200, 2_000)
 
 
 def draw_delay_ms(world: World) -> int:
     """Return a delay: none, some, or long enough to outlive its generation of the log."""
-    longest_ms = world.chance.choice([0, 500, 3_000, 10_000, 60_000])
-    return world.chance.randint(0, longest_ms)
+    most_ms = world.chance.choice([0, 500, 3_000, 10_000, world.longest_ms])
+    return world.chance.randint(0, min(most_ms, world.longest_ms))
 
 
 async def produce(world: World, topic: str, name: str | None) -> None:
     """Publish until the run is over; without a name, twice under dedup keys."""
-    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+    async with escapement.connect(world.url, settings=PATIENT) as client:
         producer = await client.producer(topic, name=name)
         while not world.over:
             try:
@@ -37,7 +36,7 @@ async def produce(world: World, topic: str, name: str | None) -> None:
                     raise
                 world.history.counts["publishes without a receipt"] += 1
                 producer = await client.producer(topic, name=name)
-            await trio.sleep(world.chance.uniform(0, 2 * PAUSE_S))
+            await trio.sleep(world.chance.uniform(0, 2 * world.publish_pause_s))
 
 
 async def _publish(

@@ -24,7 +24,7 @@ async def list_dead_letters(world: World, client: escapement.Broker) -> None:
 
 async def redrive(world: World) -> None:
     """Redrive half of the dead letters, again and again."""
-    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+    async with escapement.connect(world.url, settings=PATIENT) as client:
         while not world.over:
             await trio.sleep(world.chance.uniform(0, 3))
             try:

@@ -84,6 +84,11 @@ def violations(history: History) -> Iterator[str]:
                     f"again: {what} came {course.last_ms - course.durable_ms} ms after its "
                     "durable acknowledgement"
                 )
+            if course.deliveries > _explained(history, course):
+                yield (
+                    f"repeated: {what} came {course.deliveries} times, was returned "
+                    f"{course.returned} times, and no trouble explains the rest"
+                )
             if course.fresh > 1:
                 yield f"unmarked: {what} came {course.fresh} times as new"
             if (
@@ -94,6 +99,18 @@ def violations(history: History) -> Iterator[str]:
                 yield f"cancelled: {what} was cancelled, and {name} was not named as having it"
         yield from _wrong_dead_letters(history, name)
         yield from _out_of_order(history, name)
+
+
+def _explained(history: History, course: Course) -> int:
+    """Return how often a message may come: again after each return, and for each trouble.
+
+    So no trouble adds more deliveries than there were messages in flight.
+    """
+    troubles = sum(
+        began_ms <= course.taken_ms and course.first_ms - OVERTAKE_MS <= ended_ms
+        for began_ms, ended_ms in history.troubles
+    )
+    return 1 + course.returned + troubles
 
 
 def _is_owed(message: Message, name: str, history: History) -> bool:
@@ -116,7 +133,7 @@ def _died_unread(history: History, name: str, offset: int) -> bool:
     for number, original in dead_letters.seen.values():
         if original == offset:
             due_ms, listed_ms = history.messages[number].earliest_ms, dead_letters.listed_ms[offset]
-            troubles = sum(due_ms <= at_ms < listed_ms for at_ms in history.troubles_ms)
+            troubles = sum(due_ms <= at_ms < listed_ms for at_ms, _ in history.troubles)
             return troubles >= MAX_DELIVERIES
     return False
 

@@ -6,7 +6,9 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,26 +17,22 @@ import trio
 import escapement
 from escapement.errors import EscapementError
 from stress.amending import amend
+from stress.cluster import cluster_of
+from stress.cluster_troubles import OTHERS, ClusterTroubles
 from stress.consuming import consume
 from stress.producing import produce
 from stress.redriving import list_dead_letters, redrive
 from stress.rules import MINUTES_TO_SHOW_ALL, unfinished, unshown, violations
+from stress.stressed import LIMITS, StressedBroker
 from stress.troubles import Troubles
-from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, passes, set_up
+from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, new_history, passes, set_up
 from support.database.servers import private_server
-from support.processes.broker import PATIENT, BrokerProcess
+from support.processes.broker import PATIENT
 
 ENGINES: Final = ("sqlite", "mariadb")
 PROGRESS_S: Final = 10
 # Time for the longest delay and the last retries after the last trouble.
 TIMEOUT_S: Final = 180
-LIMITS: Final = {"checkpoint_interval_s": 0.2, "sparse_generation_bytes": 256 << 10}
-
-
-class StressedBroker(BrokerProcess):
-    """A broker process that ``stressed_broker.py`` runs."""
-
-    runner = Path(__file__).with_name("stressed_broker.py")
 
 
 def run(minutes: float, engine: str, seed: int) -> int:
@@ -53,12 +51,64 @@ def run(minutes: float, engine: str, seed: int) -> int:
             url = database.url("stress")
         broker = StressedBroker(directory / "broker", url, limits=LIMITS)
         stack.callback(broker.remove)
-        world = World(broker, random.Random(seed))
-        troubles = Troubles(world, database)
+        world = World(broker.url, random.Random(seed))
+        troubles = Troubles(world, broker, database)
         broker.start()
-        trio.run(_traffic, world, troubles, minutes * 60)
-        world.stop_broker()
-    _count_log(world, directory / "broker.err")
+        trio.run(traffic, world, partial(troubles.run, minutes * 60))
+        troubles.stop()
+    return judge(world, troubles.kinds, directory, shows_all=minutes >= MINUTES_TO_SHOW_ALL)
+
+
+def run_cluster(
+    brokers: int,
+    kills: int,
+    seed: int,
+    *,
+    once: Sequence[str] = OTHERS,
+    others: Sequence[str] = OTHERS,
+    longest_ms: int = 60_000,
+) -> int:
+    """Run the traffic on several brokers, kill them, and check what clients saw.
+
+    Args:
+      once: the kinds of troubles that come once at the beginning.
+      others: the kinds of troubles that come between kills.
+      longest_ms: the longest delay of a message.
+
+    Returns:
+      The number of broken promises and of things that the run should have shown and did not.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="escapement-cluster-"))
+    print(f"{brokers} brokers, seed {seed}, {kills} kills, in {directory}", flush=True)
+    chance, history = random.Random(seed), new_history()
+    with (
+        private_server() as database,
+        cluster_of(brokers, directory, database, history, chance) as cluster,
+    ):
+        world = World(cluster.url, chance, history, longest_ms=longest_ms, amend_pause_s=0.2)
+        troubles = ClusterTroubles(cluster, database, once, others)
+
+        async def all_of_it() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cluster.run)
+                await cluster.until_served()
+                await traffic(world, partial(troubles.run, kills))
+                nursery.cancel_scope.cancel()
+
+        trio.run(all_of_it)
+        cluster.stop()
+    return judge(world, troubles.kinds, directory, shows_all=bool(others))
+
+
+def judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) -> int:
+    """Print and count the broken promises, and the events that the run lacks.
+
+    Args:
+      kinds: the kinds of troubles that the run can cause.
+      directory: has the logs of the brokers. It is deleted if nothing was broken.
+      shows_all: whether the run was long enough to show everything.
+    """
+    _count_logs(world, directory)
     found = list(violations(world.history))
     if found:
         (directory / "violations.txt").write_text("\n".join(found))
@@ -67,17 +117,24 @@ def run(minutes: float, engine: str, seed: int) -> int:
     for line in found[:20]:
         print(line)
     print(_counts(world, len(found)), flush=True)
-    missing = unshown(world.history.counts, troubles.kinds)
-    if missing and minutes < MINUTES_TO_SHOW_ALL:
-        print(f"not shown: {', '.join(missing)}. Run for {MINUTES_TO_SHOW_ALL} minutes to show all")
+    missing = unshown(world.history.counts, kinds)
+    if not shows_all:
+        print(f"too short to show: {', '.join(missing) or 'nothing'}")
         return len(found)
     for what in missing:
-        print(f"FAILED: no {what} in {minutes:g} minutes, so the run proves nothing about it")
+        print(f"FAILED: no {what}, so the run proves nothing about it")
     return len(found) + len(missing)
 
 
-async def _traffic(world: World, troubles: Troubles, seconds: float) -> None:
-    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+async def traffic(
+    world: World, disturb: Callable[[], Awaitable[None]], reports: bool = True
+) -> None:
+    """Run all clients until ``disturb`` returns, and then until all is done.
+
+    Args:
+      reports: whether to print the counts now and then.
+    """
+    async with escapement.connect(world.url, settings=PATIENT) as client:
         await set_up(client)
         async with trio.open_nursery() as nursery:
             for name in SUBSCRIPTIONS:
@@ -88,11 +145,10 @@ async def _traffic(world: World, troubles: Troubles, seconds: float) -> None:
                 nursery.start_soon(produce, world, topic, None)
             nursery.start_soon(amend, world)
             nursery.start_soon(redrive, world)
-            nursery.start_soon(_report, world)
-            async with trio.open_nursery() as troubled:
-                troubled.start_soon(troubles.run)
-                await trio.sleep(seconds)
-                world.over = True
+            if reports:
+                nursery.start_soon(_report, world)
+            await disturb()
+            world.over = True
             await _settle(world, client)
             nursery.cancel_scope.cancel()
 
@@ -126,8 +182,8 @@ def _counts(world: World, broken: int) -> str:
     return f"{counts}, {broken} promises broken"
 
 
-def _count_log(world: World, log: Path) -> None:
-    text = log.read_text(errors="replace")
+def _count_logs(world: World, directory: Path) -> None:
+    text = "".join(log.read_text(errors="replace") for log in directory.glob("*.err"))
     world.history.counts["generations begun"] = text.count("the log goes on in generation")
     world.history.counts["generations forgotten"] = text.count("is forgotten")
     world.history.counts["indexes built again"] = text.count("from the log:")

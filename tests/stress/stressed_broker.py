@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from typing import Final
@@ -10,17 +11,18 @@ from escapement.broker import server
 from escapement.broker.upkeep import forgetter, housekeeper
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log import generation
+from stress.stressed import SLOW_SHARE
 from support.processes import limited_broker
 from support.storage.commit_pipelines import FaultyEngine
 
 # The share of transactions that wait before they begin, and their shortest and longest wait.
-SLOW_SHARE: Final = 0.01
+_SLOW_SHARE: Final = float(os.environ.get(SLOW_SHARE, "0.01"))
 SLOW_S: Final = (0.2, 3.0)
 
 
 def sometimes_slow(step: str) -> None:
     """Wait before some transactions, as on a busy disk."""
-    if step == "begin" and random.random() < SLOW_SHARE:
+    if step == "begin" and random.random() < _SLOW_SHARE:
         time.sleep(random.uniform(*SLOW_S))
 
 

@@ -14,8 +14,11 @@ from stress.history import now_ms
 from stress.world import World
 from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import scramble
-from support.processes.broker import until
+from support.processes.broker import BrokerProcess, until
 
+# Connections may end up to this much later than a trouble: the lease has to be renewed, and clients
+# reconnect.
+CUT_OFF_MS: Final = 5_000
 # Troubles that a broker must survive without a restart.
 _BROKER_KEEPS_RUNNING: Final = ("damaged index", "database killed", "database paused")
 
@@ -34,14 +37,14 @@ def in_rounds(first: str, others: Sequence[str], chance: random.Random) -> Itera
 class Troubles:
     """A kill, damage or outage every few seconds. The broker runs again after each."""
 
-    def __init__(self, world: World, database: MysqlServer | None) -> None:
+    def __init__(self, world: World, broker: BrokerProcess, database: MysqlServer | None) -> None:
         self._world = world
-        self._broker = world.broker
+        self._broker = broker
         self._database = database
         self._kinds: dict[str, Callable[[], None]] = {
             "SIGKILL": self._kill,
             "SIGKILL twice": self._kill_twice,
-            "SIGTERM": self._stop,
+            "SIGTERM": self.stop,
             "damaged index": self._damage,
             "SIGKILL and damaged index": self._kill_and_damage,
             "SIGKILL and deleted index": self._kill_and_delete,
@@ -58,16 +61,17 @@ class Troubles:
         """The kinds of troubles, by the names under which the history counts them."""
         return list(self._kinds)
 
-    async def run(self) -> None:
-        """Cause troubles until the run is over."""
+    async def run(self, seconds: float) -> None:
+        """Cause troubles until the time is over."""
+        end_s = trio.current_time() + seconds
         chance, counts = self._world.chance, self._world.history.counts
         first, *others = self._kinds
         coming = in_rounds(first, others, chance)
-        while not self._world.over:
+        while trio.current_time() < end_s:
             await trio.sleep(chance.uniform(1, 8))
             kind = next(coming)
             counts[kind] += 1
-            self._world.history.troubles_ms.append(now_ms())
+            began_ms = now_ms()
             await self._restart_if_ended()
             await trio.to_thread.run_sync(self._kinds[kind])
             await trio.sleep(chance.uniform(0, 2))
@@ -78,9 +82,23 @@ class Troubles:
             else:
                 await trio.to_thread.run_sync(self._broker.start)
             await until(self._broker.ready)
+            times = [(began_ms, now_ms() + CUT_OFF_MS)]
+            self._world.history.troubles += times * (2 if kind == "SIGKILL twice" else 1)
+
+    def stop(self) -> None:
+        """Send SIGTERM; note an end that is not clean."""
+        self._note_end()
+        if self._broker.running and (code := self._broker.stop()):
+            self._world.history.faults.append(f"ended: SIGTERM ended with code {code}")
+
+    def _note_end(self) -> None:
+        """Record a fault if the broker process has ended by itself."""
+        if not self._broker.running:
+            code = self._broker.process.returncode
+            self._world.history.faults.append(f"ended: the broker ended by itself with code {code}")
 
     async def _restart_if_ended(self) -> None:
-        self._world.note_end()
+        self._note_end()
         if not self._broker.running:
             await trio.to_thread.run_sync(self._broker.start)
 
@@ -93,12 +111,9 @@ class Troubles:
         self._broker.launch()
         try:
             self._broker.process.wait(self._world.chance.uniform(0.3, 1.5))
-            self._world.note_end()
+            self._note_end()
         except subprocess.TimeoutExpired:
             self._broker.kill()
-
-    def _stop(self) -> None:
-        self._world.stop_broker()
 
     def _damage(self) -> None:
         scramble(self._broker.index)

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import trio
+
 import escapement
-from escapement.errors import EscapementError, IndexDamaged
+from escapement.errors import AlreadyExists, EscapementError, IndexDamaged
 from stress.history import History
 from stress.rules import MAX_DELIVERIES
-from support.processes.broker import BrokerProcess
 
-PLAIN: Final = "plain"
+# With two bundles, each of the topics belongs to another one, with its dead letters.
+PLAIN: Final = "orders"
 KEYED: Final = "keyed"
 # Topics by subscription. The first two bound deliveries, and so have dead letters.
 WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
+ACK_WAIT_MS: Final = 5_000
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "p": {
         "max_deliveries": MAX_DELIVERIES,
         "min_backoff_ms": 50,
         "max_backoff_ms": 5_000,
-        "ack_wait_ms": 5_000,
+        "ack_wait_ms": ACK_WAIT_MS,
     },
     "k": {
         "max_deliveries": MAX_DELIVERIES,
         "min_backoff_ms": 50,
         "max_backoff_ms": 5_000,
-        "ack_wait_ms": 5_000,
+        "ack_wait_ms": ACK_WAIT_MS,
         "order": "key",
     },
-    "q": {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": 5_000},
+    "q": {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": ACK_WAIT_MS},
 }
 
 
@@ -50,30 +54,33 @@ def new_history() -> History:
 class World:
     """One run."""
 
-    broker: BrokerProcess
+    url: str  # of the broker
     chance: random.Random
     history: History = field(default_factory=new_history)
+    longest_ms: int = 60_000  # of delays
+    publish_pause_s: float = 0.4  # of each producer, on average
+    amend_pause_s: float = 1.0  # the longest between two changes of messages
     over: bool = False  # nothing new is published, amended or damaged
-
-    def stop_broker(self) -> None:
-        """Send SIGTERM; note an end that is not clean."""
-        self.note_end()
-        if self.broker.running and (code := self.broker.stop()):
-            self.history.faults.append(f"ended: SIGTERM ended with code {code}")
-
-    def note_end(self) -> None:
-        """Record a fault if the broker process has ended by itself."""
-        if not self.broker.running:
-            code = self.broker.process.returncode
-            self.history.faults.append(f"ended: the broker ended by itself with code {code}")
 
 
 async def set_up(client: escapement.Broker) -> None:
     """Create topics and subscriptions, with the shortest retention of the log."""
-    namespace = "public/default"
     for name, topic in SUBSCRIPTIONS.items():
-        await client.admin(
-            "subscriptions.create", topic=topic, subscription=name, policy=POLICIES[name]
+        await _ask(
+            client, "subscriptions.create", topic=topic, subscription=name, policy=POLICIES[name]
         )
     policy = {"retention_ms": "0s"}
-    await client.admin("namespaces.update", namespace=namespace, policy=policy)
+    await _ask(client, "namespaces.update", namespace="public/default", policy=policy)
+
+
+async def _ask(client: escapement.Broker, verb: str, **arguments: Any) -> None:
+    """Ask until the answer comes from a broker that does not die meanwhile."""
+    while True:
+        try:
+            with suppress(AlreadyExists):  # the answer to an earlier try was lost
+                await client.admin(verb, **arguments)
+            return
+        except EscapementError as error:
+            if not passes(error):
+                raise
+            await trio.sleep(0.1)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 import trio
 
+from escapement.broker.broker import Broker
 from escapement.broker.side_port.app import SidePortApp
 from escapement.broker.side_port.shown import Shown
 from escapement.testing import World
@@ -17,13 +18,20 @@ LOCAL = ("127.0.0.1", 1)
 
 @asynccontextmanager
 async def side_port(
-    world: World | None, *, admin: bool = True, client: tuple[str, int] = LOCAL
+    world: World | None,
+    *others: Broker,
+    admin: bool = True,
+    client: tuple[str, int] = LOCAL,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Call the application of a broker's side port, as a client that sees no exceptions."""
+    """Call the application of a side port, as a client that sees no exceptions.
+
+    Args:
+      world: a broker that the side port shows.
+      others: brokers of other bundles that it shows too.
+    """
     shown = Shown()
-    if world is not None:
-        shown.show(world.server, lambda: 0)
-        world.server.on_end(shown.end)
+    for broker in (*(() if world is None else (world.server,)), *others):
+        shown.show(broker)
     async with trio.open_nursery() as nursery:
         app = SidePortApp(shown, nursery, admin=admin)
         transport = httpx.ASGITransport(app.asgi, client=client, raise_app_exceptions=False)

@@ -130,4 +130,9 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     },
     "broker.stats": {},
     "broker.update": {"table_parallelism": (2, NUMBER)},
+    "cluster.status": {},
+    "cluster.drain": {"node": ("other", TEXT)},
+    "cluster.undrain": {"node": ("other", TEXT)},
+    "cluster.move": {"bundle": (0, NUMBER), "node": (None, MAYBE)},
+    "cluster.bundles": {"count": (1, NUMBER)},
 }  # fmt: skip

@@ -40,13 +40,23 @@ class WirePeer:
 @asynccontextmanager
 async def wire_peer(world: World) -> AsyncIterator[WirePeer]:
     """Connect a peer that has shaken hands."""
+    async with silent_peer(Front.of_broker(world.server)) as peer:
+        assert [type(one) for one in await peer.say(hello())] == [wire.Welcome]
+        yield peer
+
+
+@asynccontextmanager
+async def silent_peer(front: Front) -> AsyncIterator[WirePeer]:
+    """Connect a peer that has not said Hello."""
     async with trio.open_nursery() as nursery:
         ours, theirs = memory_stream_pair()
-        nursery.start_soon(Front(world.server).serve_stream, theirs)
+        nursery.start_soon(front.serve_stream, theirs)
         peer = WirePeer(ours)
         nursery.start_soon(peer.listen)
-        assert [type(one) for one in await peer.say(wire.Hello(PROTOCOL_VERSION, "test", {}))] == [
-            wire.Welcome
-        ]
         yield peer
         nursery.cancel_scope.cancel()
+
+
+def hello(**features: int) -> wire.Hello:
+    """Return the Hello of a client with these features."""
+    return wire.Hello(PROTOCOL_VERSION, "test", features)

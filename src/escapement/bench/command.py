@@ -252,6 +252,11 @@ def lateness(
     is_flag=True,
     help="Kill the broker right after publishing, without letting it rest first.",
 )
+@click.option(
+    "--without-index",
+    is_flag=True,
+    help="Delete the delayed index before each start, as if the broker started on another machine.",
+)
 @measured(
     messages=Use(1000, "Overdue messages in each run; all of them must arrive."),
     window_ms=Use(
@@ -260,10 +265,13 @@ def lateness(
     ),
     pending=Use(1_000_000, "Messages pending on the same topic during each run."),
 )
-def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> Measure:
+def restart(
+    setting: Setting, messages: int, window_ms: int, at_once: bool, without_index: bool
+) -> Measure:
     """Measure the time from the start of a killed broker to its first overdue delivery."""
     need_own_broker(setting, "`bench restart`")
-    load = restarts.Restart(messages, window_ms, 0 if at_once else restarts.SETTLE_MS)
+    settle_ms = 0 if at_once else restarts.SETTLE_MS
+    load = restarts.Restart(messages, window_ms, settle_ms, without_index)
     return functools.partial(restarts.measure, setting, load)
 
 

@@ -106,6 +106,12 @@ class Host:
             self._process.wait()
             self._forget()
 
+    def lose_index(self) -> None:
+        """Delete the delayed index of the broker, which is not running."""
+        assert self._process is None
+        assert self._data is not None, "a broker named by its URL has no data directory"
+        shutil.rmtree(self._data / "index")
+
     def _forget(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None

@@ -3,7 +3,8 @@
 One task tree::
 
     Broker.run
-    ├─ LeaseKeeper     renews the lease
+    ├─ Membership      renews the lease, unless the process does so for several brokers
+    ├─ LeaseKeeper     waits for the loss of the lease
     └─ Services.run    runs all services (escapement.broker.services)
 
 Sessions (one for each connection) use the services, some of them through ``Admin``. The broker
@@ -14,7 +15,7 @@ raises the error. A new broker then recovers from the durable state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,10 +23,12 @@ from typing import Final
 import trio
 
 from escapement.broker.broker_stats import BrokerStats
+from escapement.broker.cluster import Cluster
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.output_bound import OutputBound
+from escapement.broker.directory import Directory, OneBundle
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
 from escapement.broker.inspection.peek import Peeked, peek
@@ -33,6 +36,7 @@ from escapement.broker.inspection.reading import Page, read_page
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.membership import Membership
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
@@ -48,12 +52,12 @@ from escapement.errors import (
     StorageReadOnly,
 )
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.names import TopicName
-from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
 from escapement.storage.engine.base import Engine
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
-from escapement.storage.lease import Identity
+from escapement.storage.lease import Identity, Lease
 from escapement.storage.schema import migrate
 
 __all__ = ["Broker", "BrokerConfig"]
@@ -77,6 +81,12 @@ class Broker:
       config: the settings; None for the defaults.
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
         same database. Only the broker of bundle 0 serves outboxes and message tables.
+      output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
+      membership: the membership of a process with several brokers, which has registered it and runs
+        it. None: the broker has one of its own, which replaces any other with the same identity.
+
+    Attributes:
+      directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
     """
 
     def __init__(
@@ -88,15 +98,19 @@ class Broker:
         runners: Runners,
         config: BrokerConfig | None = None,
         bundle_id: int = 0,
+        output: OutputBound | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
+        self.cluster = Cluster(engine, runners.work)
+        self.directory: Directory = OneBundle(bundle_id, identity.name)
         self.config = config or BrokerConfig()
         if bundle_id:
             self.config = replace(self.config, outboxes=(), tables=())
         self.clock = clock
         self.stopping = False
-        self.output = OutputBound(self.config.limits.output_bytes)
+        self.output = output or OutputBound(self.config.limits.output_bytes)
         # A request makes an answer that may be large, and then queues it, without an await while or
         # after it holds this. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
@@ -109,8 +123,13 @@ class Broker:
         self._index_directory = index_directory
         self._runners = runners
         self._limits = self.config.limits
+        self._has_own_membership = membership is None
+        self._membership = membership or Membership(
+            engine, identity, clock, runners.commits, self._limits.lease_ms
+        )
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
+        self._started = False  # whether the start is done and ``_close`` has not begun
         self._farewells: list[Callable[[], None]] = []
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._services: Services | None = None
@@ -152,23 +171,15 @@ class Broker:
           StorageError: if the database is unsuitable, or rejected a statement that must succeed.
         """
         run = self._runners.work
-        await run(self._engine.check_fitness)
-        await run(migrate, self._engine)
-        await run(create_views, self._engine)
-        lease = await run(
-            leases.acquire,
-            self._engine,
-            self.identity,
-            self._limits.lease_ms,
-            self.clock,
-            self.bundle_id,
-        )
+        if self._has_own_membership:  # otherwise the process has done so
+            await run(self._engine.check_fitness)
+            await run(migrate, self._engine)
+            await run(create_views, self._engine)
+        lease = await run(self._take)
         _log.info(
             "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch
         )
-        self._keeper = LeaseKeeper(
-            self._engine, lease, self.clock, self._runners.commits, self._renewed, self._read_only
-        )
+        self._keeper = LeaseKeeper(self._membership, lease, self._renewed, self._read_only)
         try:
             with one_error():
                 self._clean = await self._live(lease, task_status)
@@ -182,12 +193,33 @@ class Broker:
                 await self._close()
             self.stopped.set()
 
-    async def _live(self, lease: leases.Lease, task_status: trio.TaskStatus[None]) -> bool:
+    def _take(self) -> Lease:
+        """Take the lease of the bundle. Blocking."""
+        if not self._has_own_membership:
+            return self._membership.take(self.bundle_id)
+        self._membership.register()
+        try:
+            return self._membership.take(self.bundle_id)
+        except EscapementError:
+            with suppress(EscapementError):  # if the database fails meanwhile, the row expires
+                self._membership.leave()
+            raise
+
+    def _release(self, doubtful_until_ms: int) -> None:
+        """Release the lease of the bundle. Blocking."""
+        self._keeper.release(doubtful_until_ms)
+        if self._has_own_membership:
+            self._membership.leave()
+
+    async def _live(self, lease: Lease, task_status: trio.TaskStatus[None]) -> bool:
         """Recover, serve and stop. Return whether the stop finished in time."""
         async with trio.open_nursery() as nursery:
+            if self._has_own_membership:
+                nursery.start_soon(self._membership.run)
             nursery.start_soon(self._keeper.run)
             await self._recover(lease)
             await nursery.start(self.services.run)
+            self._started = True
             task_status.started()
             await self._stop.wait()
             with trio.move_on_after(self._limits.stop_timeout_s) as timeout:
@@ -195,7 +227,7 @@ class Broker:
             nursery.cancel_scope.cancel()
         return not timeout.cancelled_caught
 
-    async def _recover(self, lease: leases.Lease) -> None:
+    async def _recover(self, lease: Lease) -> None:
         limits = IndexLimits(
             memory_bytes=self._limits.index_memory_bytes,
             cache_bytes=self._limits.index_cache_bytes,
@@ -217,6 +249,7 @@ class Broker:
             self._runners,
             self.config,
             self.output.frame_bytes,
+            self.directory,
         )
         await self._services.recover(ground)
 
@@ -245,6 +278,11 @@ class Broker:
         """
         self._endings.append(ending)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether new sessions may begin: the broker has started and is not about to end."""
+        return self._started and not self.stopping
+
     def check_open(self) -> None:
         """Raise ``ShuttingDown`` if the broker is stopping and accepts no new work."""
         if self.stopping:
@@ -267,10 +305,12 @@ class Broker:
         await self.checkpoint()
 
     async def _close(self) -> None:
+        self._started = False
         try:
             if self._clean:
+                failpoint("hand_over")
                 await self._runners.commits(
-                    self._keeper.release, self.services.activation.doubtful_until_ms
+                    self._release, self.services.activation.doubtful_until_ms
                 )
         except EscapementError as error:
             _log.warning(
@@ -281,6 +321,8 @@ class Broker:
         for ending in self._endings:
             await ending()
         self._keeper.close()
+        if self._has_own_membership:
+            self._membership.close()
         if self._services is not None:
             self._services.close()
 
@@ -304,6 +346,16 @@ class Broker:
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""
         await self.services.checkpointer.checkpoint()
+
+    async def refresh_catalog(self) -> None:
+        """Read the namespaces, tokens and grants again, which the brokers of all bundles share.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+        """
+        await self.registry.namespaces.refresh()
+        self.services.deletion.refresh()
+        await self.services.access.refresh()
 
     def next_wake_ms(self) -> int | None:
         """Return when a topic or schedule next has work, for test clocks that jump there."""
@@ -334,6 +386,7 @@ class Broker:
         self, topic: Topic, *, by_ms: int, within_ms: int, origin_ms: int
     ) -> Forecast:
         """Count the messages of a topic that fall due in each time span; see ``forecast``."""
+        await self.services.backfill.whole_index()
         return await forecast(
             topic,
             self.index,
@@ -357,11 +410,13 @@ class Broker:
 
     async def peek(self, topic: Topic, sought: Sought, count: int, after: Key = KEY_MIN) -> Peeked:
         """Return pending messages of a topic, next due first; see ``peek``."""
+        await self.services.backfill.whole_index()
         looks, now_ms = self._runners.looks, self.clock.now_ms()
         return await peek(topic, self.index, looks, now_ms, sought, count, after)
 
     async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
         """Return the offsets of pending messages that match ``sought``; see ``select``."""
+        await self.services.backfill.whole_index()
         async with self._searching:
             return await select(
                 topic, self.index, self._runners.looks, self.clock.now_ms(), sought, after

@@ -1,10 +1,16 @@
 """The deletion of topics, and of namespaces with everything in them.
 
 A topic is deleted in one transaction, and its rows are freed in the background. A namespace is
-first marked durably as being deleted, and from then on the broker creates nothing in it. Then the
+first marked durably as being deleted, and from then on no broker creates topics in it. Then the
 broker deletes its schedules, the schedules of other namespaces that publish into it, its topics
 (one transaction each), and finally the namespace itself. After a crash the next start continues the
 deletion. While the database is unavailable, the broker retries.
+
+If the database has several bundles of topics, the owner of bundle 0 marks the namespace. Every
+owner finds the mark when it starts, or when it reads the namespaces again (``refresh``), and
+deletes the topics and schedules of its own bundle. It looks once more every second until the
+namespace is gone, because a request may have created a schedule meanwhile. The owner of bundle 0
+deletes the namespace in a transaction that finds neither topics nor schedules of any bundle.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ _RETRY_S: Final = 1.0
 
 
 class Contents(NamedTuple):
-    """The numbers of objects that the deletion of a namespace deletes, by kind."""
+    """The numbers of objects of a bundle that the deletion of a namespace deletes, by kind."""
 
     topics: int
     subscriptions: int
@@ -111,6 +117,12 @@ class Deletion:
         self._idle.unpark()
         await over.wait()
 
+    def refresh(self) -> None:
+        """Begin to delete the namespaces that the owner of bundle 0 has marked meanwhile."""
+        for id in self._registry.namespaces.deleting:
+            self._waiting.setdefault(id, trio.Event())
+        self._idle.unpark()
+
     async def run(self) -> None:
         """Delete the namespaces that are marked for deletion, forever."""
         outage = Outage("namespace.deletion_waiting", "cannot delete a namespace now, trying again")
@@ -119,24 +131,32 @@ class Deletion:
                 await self._idle.park()
             for id in list(self._waiting):
                 # Conflict: the namespace is not empty, because another request created something
-                # before it was marked. NotFound: another request deleted something first.
+                # before it was marked, or other bundles have topics in it. NotFound: another
+                # request deleted something first.
                 with outage, suppress(Conflict, NotFound):
-                    await self._delete_namespace(id)
-                    self._waiting.pop(id).set()
-                    continue
-                await trio.sleep(_RETRY_S)
+                    if await self._delete_namespace(id):
+                        self._waiting.pop(id).set()
+            if self._waiting:
+                with trio.move_on_after(_RETRY_S):
+                    await self._idle.park()
 
-    async def _delete_namespace(self, id: int) -> None:
-        """Delete a marked namespace: first its schedules, then its topics, then itself."""
+    async def _delete_namespace(self, id: int) -> bool:
+        """Delete what a marked namespace has in this bundle: first schedules, then topics.
+
+        The owner of bundle 0 then deletes the namespace itself. Return whether it is gone.
+        """
         if id not in self._registry.namespaces.deleting:
-            return
+            return True
         name = NamespaceName.parse(self._registry.namespaces.full_name(id))
         for schedule in self._scheduler.of_namespace(name):
             await self._scheduler.delete(TopicName.parse(schedule.name))
         for full, _ in self._topics(name):
             with suppress(NotFound):  # another request deleted it first
                 await self.topic(TopicName.parse(full))
+        if self._registry.bundle.id:
+            return False
         await self._registry.namespaces.delete(name)
+        return True
 
     def _topics(self, name: NamespaceName) -> list[tuple[str, TopicRecord]]:
         id = self._registry.namespaces.find(name).id

@@ -78,6 +78,9 @@ class BrokerLimits:
     index_cache_bytes: int = 96 * MIB  # blocks of segments that are cached for deliveries
     # Keys in the timing wheels of all topics, 20 bytes each. Further keys stay on disk until later.
     window_messages: int = 2_000_000
+    # Bytes of log rows that are added to a lost index in one step of the event loop, which takes
+    # some ms; one row may be larger.
+    backfill_step_bytes: int = 2 * MIB
     checkpoint_interval_s: float = 5.0  # between two checkpoints, unless the index needs one sooner
 
     # -- the log

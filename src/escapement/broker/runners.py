@@ -8,7 +8,7 @@ which their steps are made in the order of their arrival.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from escapement.storage.blocking import Run, in_threads
@@ -61,6 +61,13 @@ class Runners:
             outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + 2)),
             tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
+
+    def with_own_commits(self, commit_lanes: int) -> Runners:
+        """Return these runners, with other threads for the commit lanes of one broker.
+
+        The brokers of one process share all other threads.
+        """
+        return replace(self, commits=in_threads(commit_lanes + _LEASE_KEEPERS))
 
     @classmethod
     def all_by(cls, run: Run) -> Runners:

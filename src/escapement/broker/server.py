@@ -1,11 +1,8 @@
-"""The server process: it listens, serves, recovers from a damaged index, and stops cleanly.
+"""The server process: it listens, runs a node, and stops cleanly.
 
 The server first checks what an operator may have set wrongly, the quickest check first: the data
-directory, the port, the database, the lease. Only then does it read the log. It accepts connections
-when recovery is done.
-
-A damaged index needs no operator. The broker crashes, and the same process starts a new broker,
-which rebuilds the index from the log.
+directory, the port, the database, the lease. Only then does the node read the log. The server
+accepts connections when the recovery of the node's bundles is done.
 """
 
 from __future__ import annotations
@@ -20,33 +17,28 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.front.bootstrap import Bootstrap, check_exposure
 from escapement.broker.front.certificates import Certificates, TlsFiles
-from escapement.broker.front.front import Front
+from escapement.broker.node.node import Node
 from escapement.broker.runners import Runners
 from escapement.broker.service_manager import notify
 from escapement.broker.side_port.config import SidePortConfig
 from escapement.broker.side_port.shown import Shown
 from escapement.clock import SystemClock
-from escapement.errors import (
-    IndexDamaged,
-    StorageError,
-    StorageUnavailable,
-)
+from escapement.errors import StorageError
 from escapement.event_log import EventLog, log_fields
+from escapement.failpoints import set_by_environment
 from escapement.loopback import is_loopback
 from escapement.protocol.limits import DEFAULT_PORT
-from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
 from escapement.storage.data_directory import DataDirectory
-from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 
@@ -78,11 +70,14 @@ class ServerConfig:
     log_url: str | None = None  # None: SQLite in the data directory
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
+    # The address that clients and other brokers are told, host:port; None: by the other settings.
+    advertise: str | None = None
     # Whether other machines may connect to a broker without tokens, on which everyone may do all.
     insecure: bool = False
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     tls: TlsFiles | None = None  # None: without TLS
     http: SidePortConfig | None = None  # None: no HTTP side port
+    bundles: int | None = None  # of a new database; None: one
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
@@ -95,6 +90,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
       EscapementError: if the server cannot start, or must not continue; the message says why.
     """
     sys.setswitchinterval(_SWITCH_S)
+    if actions := set_by_environment():
+        _log.warning("failpoints.set", "this broker fails on purpose: %s", actions)
     certificates = None if config.tls is None else Certificates(config.tls)
     with DataDirectory.open(config.data) as directory:
         listeners = await listen(config.host, config.port)
@@ -105,7 +102,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
             needs_token = exposed and not config.insecure
             if needs_token:
                 await check_exposure(engine, config.data, f"{config.host}:{port}")
-            identity = Identity(directory.identity, f"{host}:{port}")
+            identity = Identity(directory.identity, f"{host}:{port}", directory.place)
             at = f"{host}:{port}"
 
             def ready() -> None:
@@ -114,21 +111,31 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 )
                 on_ready(at)
 
-            def make_broker() -> Broker:
-                runners = Runners.in_threads(
-                    config.broker.limits.commit_lanes,
-                    len(config.broker.outboxes),
-                    len(config.broker.tables),
-                )
-                return Broker(
-                    engine, directory.index, identity, SystemClock(), runners, config.broker
-                )
+            shared = Runners.in_threads(
+                config.broker.limits.commit_lanes,
+                len(config.broker.outboxes),
+                len(config.broker.tables),
+            )
+            shown = Shown()
+            node = Node(
+                engine,
+                config.data,
+                identity,
+                config.advertise or _reachable(host, port),
+                SystemClock(),
+                lambda: shared.with_own_commits(config.broker.limits.commit_lanes),
+                config.broker,
+                certificates,
+                shown.show,
+                config.bundles,
+            )
+            shown.connections = node.front.count_of
 
             def announce() -> None:
+                shown.is_member = True
                 ready()
                 notify("READY=1")
 
-            shown = Shown()
             with log_fields(broker=identity.owner_id), one_error():
                 async with trio.open_nursery() as beside:
                     if config.http is not None:
@@ -138,20 +145,26 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                         beside.start_soon(run_side_port, config.http, shown)
                     if certificates is not None:
                         await beside.start(_reload_on_hangup, certificates)
-                    await _serve_and_repair(
-                        make_broker,
-                        lambda broker: Bootstrap(broker, config.data, needs_token),
-                        listeners,
-                        shown,
-                        announce,
-                        certificates,
+                    bootstrap = Bootstrap(
+                        engine, lambda: node.broker_of(0), config.data, needs_token
                     )
+                    await _serve_until_stopped(node, bootstrap, listeners, announce)
                     beside.cancel_scope.cancel()
                 _log.info("broker.stopped", "stopped")
         finally:
             engine.close()
             for listener in listeners:
                 await listener.aclose()
+
+
+def _reachable(host: str, port: int) -> str:
+    """Return the address for clients: the listener's, or this machine's name for all addresses."""
+    try:
+        if ip_address(host.partition("%")[0]).is_unspecified:
+            host = socket.gethostname()
+    except ValueError:
+        pass  # a name, such as localhost
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -196,88 +209,22 @@ async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
     raise OSError(errno.EADDRINUSE, "no port is free on all addresses")
 
 
-async def _serve_and_repair(
-    make_broker: Callable[[], Broker],
-    make_bootstrap: Callable[[Broker], Bootstrap],
-    listeners: list[trio.SocketListener],
-    shown: Shown,
-    on_ready: Callable[[], None],
-    certificates: Certificates | None,
-) -> None:
-    """Serve until asked to stop. Start a new broker each time the index was damaged.
-
-    The new broker rebuilds the index. While it starts, the server waits if the database is
-    unavailable. At the first start, an unavailable database is an error, because the operator may
-    have named the wrong one. If damage is found during the stop, the next start of the server
-    rebuilds the index.
-    """
-    repairing, pause_s = False, FIRST_PROBE_S
-
-    def ready() -> None:
-        nonlocal repairing, pause_s
-        repairing, pause_s = False, FIRST_PROBE_S
-        on_ready()
-
-    while True:
-        broker = make_broker()
-        try:
-            with one_error():
-                await _serve_once(
-                    broker, make_bootstrap(broker), listeners, shown, ready, certificates
-                )
-            return
-        except IndexDamaged as error:
-            if broker.stopping:
-                _log.error(
-                    "index.rebuild_postponed",
-                    "the next start rebuilds the delayed index from the log: %s",
-                    error,
-                )
-                return
-            _log.error("index.rebuilding", "rebuilding the delayed index from the log: %s", error)
-            repairing = True
-        except (StorageUnavailable, TransactionAborted) as error:
-            if not repairing:
-                raise
-            _log.warning(
-                "index.rebuild_waiting",
-                "the rebuild of the index waits for the database: %s",
-                error,
-            )
-            if broker.stopping or await _asked_to_stop(pause_s):
-                return
-            pause_s = min(2 * pause_s, LAST_PROBE_S)
-
-
-async def _asked_to_stop(within_s: float) -> bool:
-    """Wait up to ``within_s`` seconds; return whether SIGTERM or SIGINT arrives."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        with trio.move_on_after(within_s):
-            await anext(signals)
-            return True
-    return False
-
-
-async def _serve_once(
-    broker: Broker,
+async def _serve_until_stopped(
+    node: Node,
     bootstrap: Bootstrap,
     listeners: list[trio.SocketListener],
-    shown: Shown,
     on_ready: Callable[[], None],
-    certificates: Certificates | None,
 ) -> None:
-    front = Front(broker, certificates)
-    broker.on_end(shown.end)
+    """Run a node, and accept connections from its start to its end."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch_signals, broker)
+        nursery.start_soon(_watch_signals, node)
         async with trio.open_nursery() as connections:
-            await connections.start(front.run_broker)
+            await connections.start(node.run)
             await bootstrap.begin()
             connections.start_soon(bootstrap.run)
-            connections.start_soon(front.accept, listeners, connections)
-            shown.show(broker, front.count)
+            connections.start_soon(node.front.accept, listeners, connections)
             on_ready()
-            await broker.stopped.wait()
+            await node.stopped.wait()
             connections.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
 
@@ -292,20 +239,20 @@ async def _reload_on_hangup(
             await trio.to_thread.run_sync(certificates.reload)
 
 
-async def _watch_signals(broker: Broker) -> None:
-    timeout_s = broker.config.limits.stop_timeout_s + LEAVE_S
+async def _watch_signals(node: Node) -> None:
+    timeout_s = node.config.limits.stop_timeout_s + LEAVE_S
     last_resort = threading.Timer(timeout_s, _leave)
     last_resort.daemon = True
     try:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
-                if broker.stopping:
+                if node.stopping:
                     raise KeyboardInterrupt  # the second signal: stop at once
                 name = signal.Signals(number).name
                 _log.info("broker.stopping", "stopping: %s", name, signal=name)
                 notify("STOPPING=1")
                 last_resort.start()
-                broker.stop()
+                node.stop()
     finally:
         last_resort.cancel()
 

@@ -24,13 +24,16 @@ from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.delivery.recorder import Recorder
 from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.directory import Directory
 from escapement.broker.inbox.amender import Amender
 from escapement.broker.inbox.dead_letter_writer import DeadLetterWriter
 from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.inbox.group_completion import GroupCompleter
 from escapement.broker.inbox.inbox_relay import InboxRelay
+from escapement.broker.inbox.original_topics import OriginalTopics
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.metering.totals import Totals
 from escapement.broker.outbox.relays import Relays
@@ -55,6 +58,7 @@ from escapement.broker.tables.tables import Tables
 from escapement.broker.topic.backlogs import Backlogs
 from escapement.broker.topic.passive_topics import PassiveTopics
 from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.backfiller import Backfiller
 from escapement.broker.upkeep.census import CensusTaker
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.compactor import Compactor
@@ -103,6 +107,7 @@ class Services:
         runners: Runners,
         config: BrokerConfig,
         frame_bytes: Callable[[int], int],
+        directory: Directory,
     ) -> None:
         self.index = ground.index
         self.log = ground.log
@@ -112,10 +117,14 @@ class Services:
         self._runners = runners
         self._limits = config.limits
         self._frame_bytes = frame_bytes
+        self._directory = directory
         self.totals = Totals()
         # When the last group commit became durable, by the lease clock; None: none yet.
         self.committed_at_ms: int | None = None
         self._progress = Progress(dict(ground.index_positions), dict(ground.state.journal_ends))
+        self.backfill = Backfill(is_running=ground.rebuild)
+        if ground.rebuild:
+            self._progress.claimed = dict(ground.index_positions)
         state = ground.state
         self.passive_topics = PassiveTopics(
             chunks=state.chunks,
@@ -183,7 +192,7 @@ class Services:
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
             self._keeper.lease.epoch,
-            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect),
+            Bundle(lease.bundle_id, ground.state.bundle_count, engine.dialect, self._directory),
         )
         self.access = Access(
             Changes(self.pipeline.transact),
@@ -283,6 +292,22 @@ class Services:
             clock,
             run,
             limits.sparse_generation_bytes,
+            self.backfill,
+        )
+        self._backfiller = Backfiller(
+            self.backfill,
+            engine,
+            ground.log,
+            lease.epoch,
+            ground.index,
+            self.registry,
+            self._progress,
+            clock,
+            run,
+            self.checkpointer.room,
+            self.checkpointer.want,
+            self._filled,
+            limits.backfill_step_bytes,
         )
         self._filler = Filler(
             ground.index, clock, self.reader, self.checkpointer.room, self._filled
@@ -301,6 +326,7 @@ class Services:
             on_change=self._subscribed,
             on_dead=self._dead,
             totals=self.totals,
+            backfill=self.backfill,
         )
 
     def _serve(self, ground: Ground, config: BrokerConfig) -> None:
@@ -442,12 +468,20 @@ class Services:
             self.reader,
             self.pipeline,
             self._runners.looks,
-            self.publishing.check_times,
+            OriginalTopics(self.registry, self.pipeline.transact),
+            self.publishing.check_times_in,
         )
         self.bulk_changes = BulkChanges(
             self.registry,
             Changes(self.pipeline.transact),
-            Selector(self.registry, self.index, self.dead_letters, self._runners.looks, clock),
+            Selector(
+                self.registry,
+                self.index,
+                self.dead_letters,
+                self._runners.looks,
+                clock,
+                self.backfill,
+            ),
             Slices(self.amending, self.rescheduling, self.dead_letters, clock, limits),
             self.dead_letters,
             clock,
@@ -491,6 +525,7 @@ class Services:
                 self.checkpointer,
                 self.compactor,
                 self._filler,
+                self._backfiller,
                 self._namespace_quotas,
                 self.inbox_relay,
                 self.amender,
@@ -514,6 +549,7 @@ class Services:
     def close(self) -> None:
         """Close connections and files, after ``run`` has ended."""
         self.reader.close()
+        self._backfiller.close()
         self.checkpointer.close()
         self.inbox_relay.close()
         self.relays.close()

@@ -43,7 +43,8 @@ class Check:
 
     Attributes:
       findings: the findings, in the order of the checks.
-      orphans: the files of the index that nothing names.
+      orphans: the files of the indexes that nothing names.
+      spoilt: the bundles whose index is damaged, or contradicts the log.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log.
     """
 
@@ -60,6 +61,7 @@ class Check:
         self._owner_id = owner_id
         self.findings: list[Finding] = []
         self.orphans: list[Path] = []
+        self.spoilt: set[int] = set()
         self.ends: dict[int, int] = {}
 
     def run(self) -> list[Finding]:
@@ -97,18 +99,22 @@ class Check:
         for bundle_id in bundles:
             yield from check_lease(self._engine, connection, self._owner_id, bundle_id)
             yield from check_journal(connection, bundle_id)
-        epoch = self._idle_epoch(connection)
-        if epoch is not None and self._engine.kind == "sqlite":
+        epochs = {one: self._idle_epoch(connection, one) for one in bundles}
+        if None not in epochs.values() and self._engine.kind == "sqlite":
             self._tell("the file of SQLite")
             yield from _check_sqlite(connection)
         yield from check_tables(self._engine, connection)
         yield from check_keys(connection)
         for bundle_id in bundles:
-            yield from check_segments(self._data, self._tell, bundle_id)
-        if epoch is not None:
-            orphans = orphaned_files(self._data)
-            if self._idle_epoch(connection) == epoch:  # otherwise a broker has started meanwhile
-                self.orphans = orphans
+            found = check_segments(self._data, self._tell, bundle_id)
+            if any(one.is_bad for one in found):
+                self.spoilt.add(bundle_id)
+            yield from found
+        for bundle_id, epoch in epochs.items():
+            orphans = orphaned_files(self._data, bundle_id) if epoch is not None else []
+            # Otherwise a broker has started meanwhile.
+            if orphans and self._idle_epoch(connection, bundle_id) == epoch:
+                self.orphans += orphans
                 yield from map(orphan, orphans)
         if self.has({Problem.JOURNAL, Problem.LOG_TABLES, Problem.DATABASE}):
             yield notice("log", "messages were not checked, because of the errors above")
@@ -118,10 +124,11 @@ class Check:
         topics = TopicsCheck(self._engine, connection, self._data, self._tell)
         yield from topics.run()
         self.ends = topics.ends
+        self.spoilt |= topics.spoilt
 
-    def _idle_epoch(self, connection: Connection) -> int | None:
-        """Return the epoch of the lease if no broker owns it, else None."""
-        row = lease.look(self._engine, connection)
+    def _idle_epoch(self, connection: Connection, bundle_id: int) -> int | None:
+        """Return the epoch of the lease of a bundle if no broker owns it, else None."""
+        row = lease.look(self._engine, connection, bundle_id)
         if row is None:
             return 0
         is_ours = bool(self._owner_id) and row.owner_id == self._owner_id

@@ -12,7 +12,7 @@ from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.storage.data_directory import index_directory
 from escapement.storage.index.building import building_directory
-from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile, no_failpoint
+from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile
 
 
 def check_segments(data: Path, tell: Callable[[str], None], bundle_id: int = 0) -> list[Finding]:
@@ -33,17 +33,17 @@ def check_segments(data: Path, tell: Callable[[str], None], bundle_id: int = 0) 
     return found or [ok(Kind.INDEX_FILES, f"{index.segment_count} segments are intact")]
 
 
-def orphaned_files(data: Path) -> list[Path]:
-    """Return the files of the index that its manifest does not name. No broker may run.
+def orphaned_files(data: Path, bundle_id: int = 0) -> list[Path]:
+    """Return the files of a bundle's index that its manifest does not name. No broker may run.
 
     If the manifest is damaged, no file is orphaned: a repair deletes all of them.
     """
-    index = data / "index"
+    index = index_directory(data, bundle_id)
     found = [building_directory(index)] if building_directory(index).exists() else []
     if not index.is_dir():
         return found
     try:
-        manifest = ManifestFile(index, no_failpoint).current
+        manifest = ManifestFile(index).current
     except IndexDamaged:
         return found
     named = {MANIFEST_NAME, *(manifest.segments if manifest is not None else ())}

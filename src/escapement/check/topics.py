@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from escapement.check.problem import problem
+from escapement.check.problem import OF_THE_INDEX, problem
 from escapement.doctor.finding import Finding, notice, ok
 from escapement.errors import IndexDamaged
 from escapement.names import TopicName
+from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.auditing.recount import Recount, recount
 from escapement.pipeline.auditing.survey import Survey, TopicCount
@@ -31,6 +32,11 @@ _TOPICS_AT_ONCE: Final = 100
 _TRIES: Final = 20
 
 
+# The problems after which a repair deletes the index of the bundle. If the log has messages beyond
+# the end of a topic, the index may lack them.
+_SPOILING: Final = OF_THE_INDEX | {Kind.TOPIC_END}
+
+
 @dataclass(slots=True)
 class TopicsCheck:
     """The check of all topics.
@@ -38,6 +44,7 @@ class TopicsCheck:
     Attributes:
       tell: called with a text about the progress.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log.
+      spoilt: the bundles whose index contradicts the log, or may lack messages.
     """
 
     engine: Engine
@@ -45,12 +52,16 @@ class TopicsCheck:
     data: Path
     tell: Callable[[str], None]
     ends: dict[int, int] = field(default_factory=dict)
+    spoilt: set[int] = field(default_factory=set)
     _counts: list[TopicCount] = field(default_factory=list)
 
     def run(self) -> Iterator[Finding]:
         """Check all topics, bundle after bundle, and yield findings."""
         for bundle_id in range(bundle_count(self.connection)):
-            yield from self._of_bundle(bundle_id)
+            for one in self._of_bundle(bundle_id):
+                if one.is_bad and one.check in _SPOILING:
+                    self.spoilt.add(bundle_id)
+                yield one
         messages, rows, pending = (
             sum(getattr(one, what) for one in self._counts)
             for what in ("messages", "rows", "pending")

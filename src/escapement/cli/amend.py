@@ -26,7 +26,7 @@ from escapement.cli.input.remote import Command, broker_option, with_broker
 from escapement.cli.output.table import counted, print_rows
 from escapement.client.administration.outcome import Outcome, Outcomes
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.client.selection import Selection
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
@@ -118,7 +118,7 @@ def _amend(
     topic: str,
     which: _Which,
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
     done: str,
     act: Callable[[Broker, Selection], Awaitable[Outcomes]],
 ) -> None:
@@ -189,7 +189,7 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
 @_output_option
 @broker_option
 @_which_option
-def cancel(topic: str, which: _Which, output: str, at_broker: Address) -> None:
+def cancel(topic: str, which: _Which, output: str, at_broker: Addresses) -> None:
     """Cancel messages of TOPIC for each subscription they were not delivered to."""
     _amend(topic, which, output, at_broker, "cancelled", lambda broker, part: broker.cancel(part))
 
@@ -229,7 +229,7 @@ def reschedule(
     at: datetime | None,
     spread_ms: int | None,
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Change the due time of messages of TOPIC, for subscriptions they were not delivered to."""
     if (delay_ms is None) == (at is None):
@@ -258,7 +258,7 @@ def reschedule(
 @broker_option
 @_which_option
 def run_now(
-    topic: str, which: _Which, spread_ms: int | None, output: str, at_broker: Address
+    topic: str, which: _Which, spread_ms: int | None, output: str, at_broker: Addresses
 ) -> None:
     """Make messages of TOPIC due now, for subscriptions they were not delivered to."""
     spread = None if spread_ms is None else (spread_ms, "ms")

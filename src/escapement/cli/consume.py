@@ -14,7 +14,7 @@ from escapement.cli.input.parameters import duration_ms, start_position
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.client.consuming.batch import Message
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.delivery_times import Where
@@ -95,7 +95,7 @@ def consume(
     then: str,
     again_ms: int | None,
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Print the messages of SUBSCRIPTION on TOPIC as they come due.
 

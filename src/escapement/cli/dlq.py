@@ -16,7 +16,7 @@ from escapement.cli.input.remote import Command, ask_broker, broker_option, with
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.errors import NotFound
 
 _COLUMNS: Final = (
@@ -85,7 +85,7 @@ def list_dead_letters(
     count: int,
     lie_in: str | None,
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """List the dead letters of a subscription, the oldest first.
 
@@ -120,7 +120,7 @@ def show(
     id: str,
     lie_in: str | None,
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Show one dead letter in full.
 
@@ -196,7 +196,7 @@ class _DeadLetters:
 @_moving
 @spread_option
 def redrive(
-    dead_letters: _DeadLetters, spread_ms: int | None, output: str, at_broker: Address
+    dead_letters: _DeadLetters, spread_ms: int | None, output: str, at_broker: Addresses
 ) -> None:
     """Move dead letters back to TOPIC, unchanged and each exactly once.
 
@@ -215,7 +215,7 @@ def redrive(
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq purge orders billing")
 @_moving
-def purge(dead_letters: _DeadLetters, output: str, at_broker: Address) -> None:
+def purge(dead_letters: _DeadLetters, output: str, at_broker: Addresses) -> None:
     """Delete dead letters.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
@@ -224,7 +224,7 @@ def purge(dead_letters: _DeadLetters, output: str, at_broker: Address) -> None:
 
 
 def _move(
-    at: Address,
+    at: Addresses,
     dead_letters: _DeadLetters,
     output: str,
     verb: str,

@@ -10,7 +10,7 @@ from escapement.cli.input.options import output_option
 from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.input.spans import LENGTHS, midnight_ms, span_options
 from escapement.cli.output.bars import draw
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.spans import Spans
 
 
@@ -29,7 +29,7 @@ from escapement.spans import Spans
 @span_options
 @output_option("bars", "How to print the forecast.")
 @broker_option
-def forecast(topic: str, by: str, within_ms: int | None, output: str, at_broker: Address) -> None:
+def forecast(topic: str, by: str, within_ms: int | None, output: str, at_broker: Addresses) -> None:
     """Show how many messages of TOPIC fall due in each minute, hour or day."""
     by_ms, usual_ms, pattern = LENGTHS[by]
     answer = ask_broker(

@@ -11,7 +11,7 @@ from escapement.cli.input.options import output_option
 from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 
 _COLUMNS: Final = (
     "subscription",
@@ -52,7 +52,7 @@ def message() -> None:
 @click.argument("id", required=False)
 @output_option("table", "How to print the history.")
 @broker_option
-def show(topic: str, id: str | None, output: str, at_broker: Address) -> None:
+def show(topic: str, id: str | None, output: str, at_broker: Addresses) -> None:
     """Show when a message was published and is due, and its state for each subscription."""
     if id is None and "@" not in topic:
         raise click.UsageError("Name the message: give TOPIC and its offset, or TOPIC@OFFSET.")

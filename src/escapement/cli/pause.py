@@ -13,7 +13,7 @@ from escapement.cli.input.parameters import moment, positive_duration_ms
 from escapement.cli.input.policy import policy_printer
 from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.client import delivery_times
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.storage.catalog.policy import SubscriptionPolicy
 
 _topic = click.argument("topic")
@@ -47,7 +47,7 @@ def pause(
     until: datetime | None,
     for_ms: int | None,
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Pause the deliveries of TOPIC, or of one SUBSCRIPTION of it.
 
@@ -75,7 +75,7 @@ def pause(
 @broker_option
 @_topic
 @_subscription
-def resume(topic: str, subscription: str | None, output: str, at_broker: Address) -> None:
+def resume(topic: str, subscription: str | None, output: str, at_broker: Addresses) -> None:
     """Resume the deliveries of TOPIC, or of one SUBSCRIPTION of it.
 
     A topic and its subscriptions are paused independently. A subscription gets messages when

@@ -18,7 +18,7 @@ from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_rows
 from escapement.client.administration.peeking import Peeking, Upcoming
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.client.delivery_times import at_ms
 
 # The time between two lines of progress.
@@ -76,7 +76,7 @@ def peek(
     id: str | None,
     properties: tuple[tuple[str, str], ...],
     output: str,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Show the pending messages of TOPIC, next due first, without consuming them."""
     check_span(due_from, due_until)

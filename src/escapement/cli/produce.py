@@ -15,7 +15,7 @@ from escapement.cli.input.options import spread_option
 from escapement.cli.input.parameters import duration_ms, moment, name_and_value
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.client.producing.producer import Producer
 from escapement.client.producing.receipt import Receipts
 from escapement.client.producing.replace import Replace
@@ -131,7 +131,7 @@ def produce(
     group: str | None,
     stdin: bool,
     file: BinaryIO | None,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Publish messages to TOPIC, now or for later.
 

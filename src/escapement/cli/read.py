@@ -9,7 +9,7 @@ from escapement.cli.input.options import output_option
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 
 # The most messages that one request reads.
 _PAGE_MESSAGES = 1000
@@ -38,7 +38,7 @@ _PAGE_MESSAGES = 1000
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @output_option("text", "Print only payloads (text), or whole messages (json).")
 @broker_option
-def read(topic: str, start: str, count: int | None, output: str, at_broker: Address) -> None:
+def read(topic: str, start: str, count: int | None, output: str, at_broker: Addresses) -> None:
     """Print the messages of TOPIC by offset, without consuming them."""
     first = offset_of(start, topic)
 

@@ -17,7 +17,7 @@ from escapement.cli.input.parameters import duration_ms, moment, positive_durati
 from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.output.table import console, print_record, print_rows
 from escapement.client import content
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.client.delivery_times import at_ms
 from escapement.recurrence import MISSED
 
@@ -58,7 +58,7 @@ def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click
         @output_option("table", "How to print the answer.")
         @broker_option
         @wraps(function)
-        def command(output: str, at_broker: Address, **arguments: Any) -> None:
+        def command(output: str, at_broker: Addresses, **arguments: Any) -> None:
             function(partial(ask_broker, at_broker), output, **arguments)
 
         # The help lists the command's own options first.

@@ -14,7 +14,7 @@ from escapement.cli.input.stream_statement import StreamStatement, stream_statem
 from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.rows import RowForm, RowPrinter
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.client.consuming.inbox import Inbox
 from escapement.errors import InvalidRequest
 from escapement.interruptible import until_interrupted
@@ -59,7 +59,7 @@ def stream(
     ack: bool,
     count: int | None,
     form: RowForm,
-    at_broker: Address,
+    at_broker: Addresses,
 ) -> None:
     """Print the rows of a message table as they come due.
 

@@ -27,7 +27,7 @@ from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.line import print_json
 from escapement.cli.output.table import counted, print_rows
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 from escapement.errors import AlreadyExists, StorageError, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
@@ -83,7 +83,7 @@ def tables() -> None:
 @click.argument("url", metavar=f"[{DATABASE}]", required=False)
 @output_option("table", "How to print the tables.")
 @broker_option
-def list_tables(url: str | None, output: str, at_broker: Address) -> None:
+def list_tables(url: str | None, output: str, at_broker: Addresses) -> None:
     """List message tables with their state.
 
     Without an argument, asks the broker for the tables that it serves. With a database, reads the
@@ -95,7 +95,7 @@ def list_tables(url: str | None, output: str, at_broker: Address) -> None:
         _list_database(database(url, TABLES), output)
 
 
-def _list_served(at_broker: Address, output: str) -> None:
+def _list_served(at_broker: Addresses, output: str) -> None:
     async def ask(broker: Broker) -> tuple[list[dict[str, Any]], list[str]]:
         stats = await broker.admin("broker.stats")
         return await broker.admin("tables.list"), stats["tables_waiting"]
@@ -277,7 +277,7 @@ def _check_new(connection: Connection, table: str) -> None:
     "--hex", "are_hex", is_flag=True, help="IDs are bytes in hexadecimal, as stream prints them."
 )
 @broker_option
-def ack(table: str, ids: tuple[str, ...], are_hex: bool, at_broker: Address) -> None:
+def ack(table: str, ids: tuple[str, ...], are_hex: bool, at_broker: Addresses) -> None:
     """Acknowledge the rows of TABLE with these IDs, and print how many took effect.
 
     A broker must serve TABLE, such as shop.mails or table://shop/mails. The name alone is enough if

@@ -20,8 +20,9 @@ from escapement.client.administration.peeking import Peeking
 from escapement.client.administration.reading import Reading
 from escapement.client.administration.row_acks import ack_rows
 from escapement.client.administration.schedules import Schedules
+from escapement.client.administration.verbs import ask_verb
 from escapement.client.connection.line import Line
-from escapement.client.connection.retried_request import ask_verb
+from escapement.client.connection.lines import Lines
 from escapement.client.constructor import internal
 from escapement.client.consuming.consumption import Consumption
 from escapement.client.consuming.inbox import Inbox
@@ -44,8 +45,8 @@ class Broker:
     """A client of a broker, created by ``connect``. It reconnects when the connection is lost."""
 
     @internal
-    def __init__(self, line: Line, welcome: wire.Welcome) -> None:
-        self._line = line
+    def __init__(self, lines: Lines, welcome: wire.Welcome) -> None:
+        self._lines = lines
         self._welcome = welcome
 
     @property
@@ -64,8 +65,8 @@ class Broker:
 
     @property
     def connected(self) -> bool:
-        """Whether the client is connected at the moment."""
-        return self._line.link is not None
+        """Whether the client is connected at the moment, to all brokers that it has used."""
+        return self._lines.connected
 
     async def producer(
         self,
@@ -117,9 +118,10 @@ class Broker:
             in_flight_bytes=max_in_flight_bytes,
             send_timeout_s=delivery_times.delay_ms(send_timeout, "send_timeout") / 1000,
         ).within(self.limits)
-        producer_type = Producer if self._line.tracer is None else TracedProducer
-        producer = producer_type(self._line, topic, name, serializer, bounds)
-        self._line.attach(producer)
+        producer_type = Producer if self._lines.tracer is None else TracedProducer
+        line = await self._lines.of_topic(topic)
+        producer = producer_type(line, topic, name, serializer, bounds)
+        line.attach(producer)
         await producer._wait_opened()
         return producer
 
@@ -169,20 +171,24 @@ class Broker:
           InvalidRequest: if an argument is not valid. Nothing is sent.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        make = partial(
-            Inbox if self._line.tracer is None else TracedInbox,
-            self._line,
-            topic,
-            subscription,
-            kind=kind,
-            position=position,
-            permits=permits,
-            ack_wait_ms=0 if ack_wait is None else delivery_times.delay_ms(ack_wait, "ack_wait"),
-            choice=serializer,
-            name=name,
-            key_range=key_range,
-        )
-        return Consumption(self._line, make)
+        inbox_type = Inbox if self._lines.tracer is None else TracedInbox
+        ack_wait_ms = 0 if ack_wait is None else delivery_times.delay_ms(ack_wait, "ack_wait")
+
+        def make(line: Line) -> Inbox:
+            return inbox_type(
+                line,
+                topic,
+                subscription,
+                kind=kind,
+                position=position,
+                permits=permits,
+                ack_wait_ms=ack_wait_ms,
+                choice=serializer,
+                name=name,
+                key_range=key_range,
+            )
+
+        return Consumption(self._lines, topic, make)
 
     @property
     def groups(self) -> Groups:
@@ -242,7 +248,7 @@ class Broker:
         Raises:
           InvalidRequest: if an argument does not name a message table.
         """
-        hint(self._line, tables)
+        hint(self._lines, tables)
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up messages by their dedup keys.
@@ -262,7 +268,7 @@ class Broker:
           NotFound: if the topic does not exist.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        name, offsets = await find(self._line, topic, dedup)
+        name, offsets = await find(self._lines, topic, dedup)
         return [MessageId(name, offset) if offset >= 0 else None for offset in offsets.tolist()]
 
     async def cancel(
@@ -306,7 +312,7 @@ class Broker:
           EscapementError: if the broker refuses, or does not answer in time. More than 32,768
             messages are sent in several requests, so some may be cancelled then.
         """
-        return await amend(self._line, what, topic, key, dedup, wire.Cancel)
+        return await amend(self._lines, what, topic, key, dedup, wire.Cancel)
 
     async def select(
         self,
@@ -377,7 +383,7 @@ class Broker:
         delay_ms, at_ms = delivery_times.one(delay, at)
         spread_ms = delivery_times.span_ms(spread)
         request = partial(wire.Reschedule, delay_ms=delay_ms, at_ms=at_ms, spread_ms=spread_ms)
-        return await amend(self._line, what, topic, key, dedup, request)
+        return await amend(self._lines, what, topic, key, dedup, request)
 
     async def run_now(
         self,
@@ -395,7 +401,7 @@ class Broker:
         """
         spread_ms = delivery_times.span_ms(spread)
         request = partial(wire.Reschedule, delay_ms=NO_TIME, at_ms=NO_TIME, spread_ms=spread_ms)
-        return await amend(self._line, what, topic, key, dedup, request)
+        return await amend(self._lines, what, topic, key, dedup, request)
 
     def read(
         self,
@@ -427,7 +433,7 @@ class Broker:
         """
         _, first = name_message(start, topic)
         end = None if stop is None else name_message(stop, topic)[1]
-        return Reading(self._line, topic, first, end, serializer, page_messages)
+        return Reading(self._lines, topic, first, end, serializer, page_messages)
 
     def peek(
         self,
@@ -573,4 +579,4 @@ class Broker:
           Disconnected: if no answer arrives. The request may or may not have taken effect.
           EscapementError: if the broker refuses.
         """
-        return await ask_verb(self._line, verb, **arguments)
+        return await ask_verb(self._lines, verb, **arguments)

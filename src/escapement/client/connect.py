@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import strerror
 from pathlib import Path
@@ -13,9 +13,10 @@ import anyio
 import anyio.to_thread
 
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
-from escapement.client.connection.line import Line
+from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream, StreamFactory
+from escapement.client.connection.route import Dial
 from escapement.client.connection.tls import ClientFiles, reason_of
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
@@ -46,7 +47,9 @@ def connect(
 
     Args:
       url: the address of the broker, ``escapement://host:port``, or ``escapements://host:port``
-        for TLS. Without ``:port`` the port is 7650.
+        for TLS. Without ``:port`` the port is 7650. If several brokers share a database, give some
+        of their addresses, ``escapement://a:7650,b:7650``. The client tries them in turn, and
+        learns the others from them.
       name: a name for this client, which it sends to the broker. Brokers do not use it yet.
       token: the token that proves the client's role, if the broker requires one. Without it and
         ``token_file``, the client uses the variable ``ESCAPEMENT_TOKEN``, or else the file that
@@ -68,33 +71,42 @@ def connect(
       InvalidRequest: if ``url`` is not the address of a broker, or a file cannot be used.
       Unauthenticated: if the broker requires a token and got none, or not a valid one. A mistyped
         token is refused before the client connects.
-      Disconnected: if the first attempt to connect fails. The error names the address.
+      Disconnected: if the first attempt to connect fails, at every address. The error names them.
       EscapementError: if the broker refuses the connection.
     """
-    address, source = Address.parse(url), TokenSource(token, token_file)
-    if (ca_file or cert_file or key_file) and not address.tls:
+    addresses, source = Addresses.parse(url), TokenSource(token, token_file)
+    if (ca_file or cert_file or key_file) and not addresses.tls:
         raise InvalidRequest(f"ca_file, cert_file and key_file need escapements://, not {url}")
-    server = address if stream_factory is None else None
+    server = addresses[0] if stream_factory is None else None
     tracer = (tracing or Tracing())._tracer(server, name)
-    if stream_factory is None:
-        factory = _tcp(address)
-        if address.tls:
-            factory = _tls(address, ClientFiles.of(ca_file, cert_file, key_file))
-        line = Line(factory, str(address), name, settings or Settings(), source, tracer)
+    settings, described = settings or Settings(), None
+    if stream_factory is not None:
+        dial, described = _always(stream_factory), "the broker"
+    elif addresses.tls:
+        dial = _tls(ClientFiles.of(ca_file, cert_file, key_file))
     else:
-        line = Line(stream_factory, "the broker", name, settings or Settings(), source, tracer)
-    return _Connection(line)
+        dial = _tcp
+    return Connecting(Lines(dial, addresses, name, settings, source, tracer, described))
 
 
-class _Connection(Unopened, AbstractAsyncContextManager[Broker]):
+def _always(factory: StreamFactory) -> Dial:
+    """Return a function that opens a stream with ``factory``, whatever the address."""
+
+    async def dial(address: Address) -> Stream:
+        return await factory()
+
+    return dial
+
+
+class Connecting(Unopened, AbstractAsyncContextManager[Broker]):
     """The context manager of ``connect``."""
 
     _BEFORE = (
         "before the client is connected: write `async with escapement.connect(...) as broker:`"
     )
 
-    def __init__(self, line: Line) -> None:
-        self._context = _connected(line)
+    def __init__(self, lines: Lines) -> None:
+        self._context = _connected(lines)
 
     async def __aenter__(self) -> Broker:
         return await self._context.__aenter__()
@@ -104,21 +116,19 @@ class _Connection(Unopened, AbstractAsyncContextManager[Broker]):
 
 
 @asynccontextmanager
-async def _connected(line: Line) -> AsyncIterator[Broker]:
-    link = await line.connect()
+async def _connected(lines: Lines) -> AsyncIterator[Broker]:
+    link = await lines.connect()
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
-            line.up(link)
-            tasks.start_soon(line.keep, link)
-            tasks.start_soon(line.pump)
+            lines.begin(tasks, link)
             try:
-                yield Broker(line, link.welcome)
-                await _finish(line)
+                yield Broker(lines, link.welcome)
+                await _finish(lines)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 failure = error  # raised below, so that it is not wrapped in an exception group
             finally:
-                line.close(Disconnected("the connection was closed by this side"))
+                lines.close(Disconnected("the connection was closed by this side"))
             tasks.cancel_scope.cancel()
     finally:
         # Raise it even if this task was cancelled in the meantime. Otherwise it would be lost.
@@ -126,14 +136,14 @@ async def _connected(line: Line) -> AsyncIterator[Broker]:
             raise failure
 
 
-async def _finish(line: Line) -> None:
-    with anyio.move_on_after(line.settings.close_timeout_s):
-        await line.drain()
-        await line.say_goodbye()
+async def _finish(lines: Lines) -> None:
+    with anyio.move_on_after(lines.settings.close_timeout_s):
+        await lines.drain()
+        await lines.say_goodbye()
 
 
-def _tls(address: Address, files: ClientFiles) -> Callable[[], Any]:
-    async def factory() -> Stream:
+def _tls(files: ClientFiles) -> Dial:
+    async def dial(address: Address) -> Stream:
         context = await anyio.to_thread.run_sync(files.context)
         try:
             return await anyio.connect_tcp(
@@ -149,17 +159,14 @@ def _tls(address: Address, files: ClientFiles) -> Callable[[], Any]:
         except OSError as error:
             raise OSError(_reason(error)) from error
 
-    return factory
+    return dial
 
 
-def _tcp(address: Address) -> Callable[[], Any]:
-    async def factory() -> Stream:
-        try:
-            return await anyio.connect_tcp(address.host, address.port)
-        except OSError as error:
-            raise OSError(_reason(error)) from error
-
-    return factory
+async def _tcp(address: Address) -> Stream:
+    try:
+        return await anyio.connect_tcp(address.host, address.port)
+    except OSError as error:
+        raise OSError(_reason(error)) from error
 
 
 def _reason(error: OSError) -> str:

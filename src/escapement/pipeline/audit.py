@@ -6,8 +6,9 @@ has the pending messages on the local disk of a broker. Each contradiction is a 
 - The driver reads the state of each topic and checks its cursors (pipeline/auditing/survey.py).
 - Spark's tasks check the log row by row. Each task gets *stretches*, which are ranges of a topic's
   offsets (pipeline/auditing/recount.py).
-- If an index is given, it must have in each stretch exactly the messages that the log and the
-  cursors require (pipeline/auditing/index_count.py).
+- If a data directory is given, its indexes must have in each stretch exactly the messages that the
+  log and the cursors require (pipeline/auditing/index_count.py). Each *bundle* of topics has an
+  index and a survey of its own.
 - The files of an archive must have exactly the messages that the database records as archived
   (pipeline/auditing/archive_count.py).
 
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -42,8 +44,11 @@ from escapement.pipeline.auditing.survey import STRETCH, Survey, TopicCount
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.source.archived_reading import ArchivedPart
 from escapement.pipeline.task_groups import group_pieces
-from escapement.storage.catalog.catalog import read_named
+from escapement.storage.bundles import bundle_count
+from escapement.storage.catalog.catalog import elsewhere, read_named
+from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Connection
+from escapement.storage.state.topic_state import TopicState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +67,7 @@ class AuditConfig:
     Args:
       source: the data source's options for the address of the log.
       topics: names of topics; empty for all topics.
-      index: the data directory, on the driver's machine, of a broker whose index is audited too.
+      index: the data directory, on the driver's machine, of a broker whose indexes are audited too.
     """
 
     source: Mapping[str, str]
@@ -92,20 +97,24 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
     address = LogAddress.of(options)
     for _ in range(_TRIES):
         audit = Audit()
-        survey, archives = _survey(address, config, audit)
-        if survey.is_unsettled:
+        surveys, archives = _survey(address, config, audit)
+        if any(survey.is_unsettled for survey in surveys):
             continue
-        counted = _by_tasks(spark, partial(_recounted, address), survey.stretches)
+        stretches = [one for survey in surveys for one in survey.stretches]
+        counted = _by_tasks(spark, partial(_recounted, address), stretches)
         if any(one.forgotten for one in counted):
             continue
         files = [part for recorded in archives.values() for part in recorded.parts]
-        counts, findings = survey.held_against(counted)
-        audit.topics.extend(counts)
-        audit.findings.extend(findings)
-        _compare_archives(survey, archives, _by_tasks(spark, _counted_files, files), audit)
-        if survey.index is not None:
-            for what in dict.fromkeys(survey.index.check()):
-                audit.findings.append(Finding("", what, Kind.INDEX_FILES))
+        left = iter(counted)
+        for survey in surveys:
+            counts, findings = survey.held_against(list(islice(left, len(survey.stretches))))
+            audit.topics.extend(counts)
+            audit.findings.extend(findings)
+            if survey.index is not None:
+                for what in dict.fromkeys(survey.index.check()):
+                    audit.findings.append(Finding("", what, Kind.INDEX_FILES))
+        states = {topic: state for survey in surveys for topic, state in survey.states.items()}
+        _compare_archives(states, archives, _by_tasks(spark, _counted_files, files), audit)
         return audit
     raise InvalidRequest(
         f"the audit failed: the log or the index changed during each of {_TRIES} attempts. Audit"
@@ -115,8 +124,10 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
 
 def _survey(
     address: LogAddress, config: AuditConfig, audit: Audit
-) -> tuple[Survey, dict[str, RecordedArchive]]:
+) -> tuple[list[Survey], dict[str, RecordedArchive]]:
     """Survey the configured topics and their archives, and add unreadable ones to ``audit``.
+
+    There is a survey for each bundle with topics, in the order of the bundles.
 
     A topic may be deleted after it was listed. That is an error only for a topic that the
     configuration names.
@@ -124,26 +135,46 @@ def _survey(
     Raises:
       NotFound: if a topic that the configuration names does not exist.
     """
-    index: IndexCount | None = None
+    surveys: list[Survey] = []
     archives: dict[str, RecordedArchive] = {}
     with address.connected() as (engine, connection):
+        indexes = _indexes(connection, config.index, audit)
+        of_bundles = _names(connection, config.topics)
+        for bundle_id in sorted(of_bundles.keys() | indexes.keys()):
+            names, index = of_bundles.get(bundle_id, []), indexes.get(bundle_id)
+            survey = Survey(engine, connection, names, index)
+            surveys.append(survey)
+            if survey.missing and config.topics:
+                raise survey.missing[0]
+            for topic, state in survey.states.items():
+                try:
+                    archives[topic] = RecordedArchive.look(connection, topic, state.record.id)
+                except LogDamaged as error:
+                    audit.findings.append(Finding(topic, str(error), Kind.ARCHIVE))
+    return surveys, archives
+
+
+def _indexes(connection: Connection, data: str | None, audit: Audit) -> dict[int, IndexCount]:
+    """Open the indexes of all bundles in a data directory, and add damaged ones to ``audit``.
+
+    Raises:
+      InvalidRequest: if the directory has no index.
+    """
+    if data is None:
+        return {}
+    found: dict[int, IndexCount] = {}
+    bundles = range(bundle_count(connection))
+    there = [one for one in bundles if index_directory(Path(data), one).is_dir()]
+    for bundle_id in there or [0]:
         try:
-            index = None if config.index is None else IndexCount.open(Path(config.index))
+            found[bundle_id] = IndexCount.open(Path(data), bundle_id)
         except IndexDamaged as error:
             audit.findings.append(Finding("", str(error), Kind.INDEX_FILES))
-        survey = Survey(engine, connection, _names(connection, config.topics), index)
-        if survey.missing and config.topics:
-            raise survey.missing[0]
-        for topic, state in survey.states.items():
-            try:
-                archives[topic] = RecordedArchive.look(connection, topic, state.record.id)
-            except LogDamaged as error:
-                audit.findings.append(Finding(topic, str(error), Kind.ARCHIVE))
-    return survey, archives
+    return found
 
 
 def _compare_archives(
-    survey: Survey,
+    states: Mapping[str, TopicState],
     archives: Mapping[str, RecordedArchive],
     files: Sequence[FileCount],
     audit: Audit,
@@ -154,7 +185,7 @@ def _compare_archives(
     for one in files:
         of_topic.setdefault(one.topic, []).append(one)
     for topic, recorded in archives.items():
-        state, total = survey.states[topic], counts[topic]
+        state, total = states[topic], counts[topic]
         total.archived, total.forgotten = len(recorded.archived), recorded.forgotten(state)
         for what in recorded.held_against(state, of_topic.get(topic, [])):
             audit.findings.append(Finding(topic, what, Kind.ARCHIVE))
@@ -182,8 +213,17 @@ def _by_tasks(
     return list(spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(count).collect())
 
 
-def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
-    """Return the names of the ``wanted`` topics, each once, or of all topics if it is empty."""
+def _names(connection: Connection, wanted: Sequence[str]) -> dict[int, list[TopicName]]:
+    """Return the names of the ``wanted`` topics, each once, or of all topics if it is empty.
+
+    They are grouped by bundle. One that does not exist is in the group of bundle 0.
+    """
+    found: dict[int, list[TopicName]] = {}
     if wanted:
-        return list(dict.fromkeys(map(TopicName.parse, wanted)))
-    return [name for name, _ in read_named(connection)]
+        for name in dict.fromkeys(map(TopicName.parse, wanted)):
+            (there,) = elsewhere(connection, [name], 0).values() or (0,)
+            found.setdefault(there, []).append(name)
+    else:
+        for name, record in read_named(connection):
+            found.setdefault(record.bundle_id, []).append(name)
+    return found

@@ -14,15 +14,15 @@ manifest may cover the journal up to its end. If a broker is alive on this log, 
 and the broker is not disturbed. After the job, a broker in the directory gets the lease at once.
 
 **All or nothing.** The new index is built beside the old one, under a name that brokers ignore.
-When it is complete and on disk, one rename replaces the old index. A manifest covers all topics, so
-all topics are rebuilt.
+When it is complete and on disk, one rename replaces the old index. A manifest covers all topics of
+a *bundle*, so all topics are rebuilt, one bundle after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -37,6 +37,7 @@ from escapement.pipeline.rebuilding.held_lease import Renewal, held_lease
 from escapement.pipeline.rebuilding.pending_messages import PendingByTopic, pending_messages_of
 from escapement.pipeline.rebuilding.shuffle import Counters, Work, Written
 from escapement.pipeline.rebuilding.shuffle import fill as fill_by_tasks
+from escapement.storage.bundles import bundle_count
 from escapement.storage.data_directory import DataDirectory
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
@@ -111,15 +112,12 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
         address = _address(config, data)
         fill = partial(_by_tasks, _session(spark, config), address, config.memory_bytes)
     with DataDirectory.open(data) as directory, closing(_engine(config, data)) as engine:
-        return rebuild(
-            engine,
-            Identity(directory.identity, "rebuild"),
-            directory.index,
-            SystemClock(),
-            config.memory_bytes,
-            config.progress,
-            fill,
-        )
+        identity = Identity(directory.identity, "rebuild", directory.place)
+        with closing(engine.connect()) as connection:
+            require(connection)
+            bundles = range(bundle_count(connection))
+        settings = (SystemClock(), config.memory_bytes, config.progress, fill)
+        return rebuild_all(engine, identity, directory.index_of, bundles, *settings)
 
 
 def check_tasks(config: RebuildConfig) -> None:
@@ -142,17 +140,19 @@ def _check_there(config: RebuildConfig) -> None:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """The objects that a function needs to fill the new index, while the job holds the lease."""
+    """The objects that a function needs to fill the new index of a bundle, under its lease."""
 
     engine: Engine
     connection: Connection
+    bundle_id: int
     log: Log
-    pending_by_topic: PendingByTopic  # determines which messages the index must have
     now_ms: int
     building: Building  # the new index, under construction
     renewal: Renewal
     done: Progress  # the progress, which the function keeps up to date
     tell: Callable[[Progress], None]  # called with ``done`` to show the progress
+    # Determines which messages the index must have.
+    pending_by_topic: PendingByTopic = field(default_factory=dict)
 
 
 # A function that writes the segments of the new index. It returns the paths of the durable files.
@@ -168,49 +168,89 @@ def rebuild(
     progress: Callable[[Progress], None] = _nothing,
     fill: Fill | None = None,
 ) -> Progress:
-    """Rebuild the index in ``directory``, holding the lease as ``identity``; blocking.
+    """Rebuild the index of bundle 0 in ``directory``; see ``rebuild_all``."""
+    settings = (clock, memory_bytes, progress, fill)
+    return rebuild_all(engine, identity, lambda bundle_id: directory, (0,), *settings)
 
-    Raises the errors of :func:`run`.
+
+def rebuild_all(
+    engine: Engine,
+    identity: Identity,
+    index_of: Callable[[int], Path],
+    bundles: Iterable[int],
+    clock: Clock,
+    memory_bytes: int,
+    progress: Callable[[Progress], None],
+    fill: Fill | None,
+) -> Progress:
+    """Rebuild the indexes of bundles, holding their leases as ``identity``; blocking.
+
+    Raises the errors of :func:`run`. The indexes that were rebuilt before stay.
 
     Args:
-      fill: writes the segments of the index; None to do so in this process.
+      index_of: returns the directory of the index of a bundle.
+      fill: writes the segments of an index; None to do so in this process.
     """
     with closing(engine.connect()) as connection:
         require(connection)
-        with held_lease(engine, identity, clock) as renewal:
-            building = Building(directory)
-            try:
-                state = load_state(connection)
-                tail = JournalTail(list(journal.read(connection, 0)))
-                log = Log.look(connection, 0)
-                done = Progress(log_bytes=sum(one.size_bytes for one in log.generations))
-                pending_by_topic = pending_messages_of(state, tail, log, connection)
+        with held_lease(engine, identity, clock, bundles) as renewal:
+            logs = dict(_logs(connection, renewal.leases))
+            ended = Progress(
+                log_bytes=sum(one.size_bytes for log in logs.values() for one in log.generations)
+            )
+            for bundle_id, log in logs.items():
                 site = Site(
                     engine,
                     connection,
+                    bundle_id,
                     log,
-                    pending_by_topic,
                     clock.now_ms(),
-                    building,
+                    Building(index_of(bundle_id)),
                     renewal,
-                    done,
-                    progress,
+                    Progress(log_bytes=sum(one.size_bytes for one in log.generations)),
+                    partial(_tell, progress, ended),
                 )
-                segments = (fill or partial(_by_itself, memory_bytes))(site)
-                building.name(
-                    state.log_identity.hex(),
-                    state.journal_ends,
-                    segments,
-                    base=state.mark,
-                    forgotten_until_ms=site.now_ms,
-                )
-                building.merge(IndexLimits(), renewal.during)
-                renewal.at_once()
-            except BaseException:
-                building.discard()
+                _rebuild(site, fill or partial(_by_itself, memory_bytes))
+                ended = ended.plus(site.done)
+    return ended
+
+
+def _logs(connection: Connection, bundles: Iterable[int]) -> Iterator[tuple[int, Log]]:
+    """Yield the log of each bundle that has one."""
+    for bundle_id in bundles:
+        try:
+            yield bundle_id, Log.look(connection, bundle_id)
+        except NotFound:
+            if not bundle_id:
                 raise
-            building.install()
-    return done
+            # No broker has started with this bundle, which was added lately.
+
+
+def _tell(progress: Callable[[Progress], None], ended: Progress, done: Progress) -> None:
+    progress(ended.plus(done))
+
+
+def _rebuild(site: Site, fill: Fill) -> None:
+    """Rebuild the index of one bundle."""
+    building, connection = site.building, site.connection
+    try:
+        state = load_state(connection, site.bundle_id)
+        tail = JournalTail(list(journal.read(connection, site.bundle_id)))
+        site.pending_by_topic = pending_messages_of(state, tail, site.log, connection)
+        segments = fill(site)
+        building.name(
+            state.log_identity.hex(),
+            state.journal_ends,
+            segments,
+            base=state.mark,
+            forgotten_until_ms=site.now_ms,
+        )
+        building.merge(IndexLimits(), site.renewal.during)
+        site.renewal.at_once()
+    except BaseException:
+        building.discard()
+        raise
+    building.install()
 
 
 def _by_itself(memory_bytes: int, site: Site) -> list[Path]:

@@ -29,7 +29,16 @@ from escapement.errors import EscapementError, InvalidRequest, LocalProtocolErro
 from escapement.errors import RemoteProtocolError as RemoteError
 from escapement.message import Buffer
 from escapement.protocol import frame
-from escapement.protocol.commands import COMMANDS, Command, Goodbye, Hello, Refused, Role, Welcome
+from escapement.protocol.commands import (
+    COMMANDS,
+    Command,
+    Goodbye,
+    Hello,
+    Moved,
+    Refused,
+    Role,
+    Welcome,
+)
 from escapement.protocol.limits import (
     LIMIT_FRAME_BYTES,
     MAX_FRAME_BYTES,
@@ -259,7 +268,7 @@ class Connection:
             self.state = State.HELLO
         elif self.state is State.HELLO and isinstance(command, Welcome):
             self._open(command)
-        elif sender == "broker" and isinstance(command, Refused | Goodbye):
+        elif sender == "broker" and isinstance(command, Refused | Moved | Goodbye):
             pass  # the broker may refuse the connection before the handshake is done
         else:
             raise ValueError(f"{type(command).__name__} came before the handshake was done")

@@ -47,6 +47,10 @@ MAX_VERB_CHARS: Final = 64
 LOG_ID_BYTES: Final = 16
 MAX_TOKEN_CHARS: Final = 200
 MAX_CODE_CHARS: Final = 64
+# A host name of 253 characters, a colon and a port.
+MAX_ADDRESS_CHARS: Final = 260
+# The highest id of a bundle that a frame can name. Brokers have fewer bundles.
+MAX_BUNDLE: Final = 4095
 MAX_MESSAGE_CHARS: Final = 4096
 
 # The most columns of a message table, which MySQL and MariaDB limit to this.
@@ -70,3 +74,12 @@ LIMIT_BATCH_BYTES: Final = "max_batch_bytes"
 LIMIT_DELAY_MS: Final = "max_delay_ms"
 # Only a broker that knows replace keys announces it.
 LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
+# The number of bundles, and the bundle of the connection. Only a broker of a database with several
+# bundles announces them.
+LIMIT_BUNDLES: Final = "bundles"
+LIMIT_BUNDLE: Final = "bundle"
+
+# The keys of the map ``Hello.features``. A client that understands Moved sends 1.
+FEATURE_MOVED: Final = "moved"
+# The id of the bundle that the client wants. Without it, the client accepts any bundle.
+FEATURE_BUNDLE: Final = "bundle"

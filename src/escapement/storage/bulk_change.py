@@ -148,6 +148,12 @@ def create(connection: Connection, change: BulkChange, bundle_id: int = 0) -> in
     ).last_id
 
 
+def bundle_of(connection: Connection, id: int) -> int | None:
+    """Return the bundle whose owner carries out a bulk change; None if no row has this id."""
+    rows = connection.execute("SELECT bundle_id FROM bulk_changes WHERE id = ?", (id,)).rows
+    return int(rows[0][0]) if rows else None
+
+
 def save(connection: Connection, change: BulkChange, bundle_id: int = 0) -> None:
     """Store the state and the progress of a bulk change. Mark the parts of an ended one."""
     connection.execute(

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import re
 import secrets
 from pathlib import Path
+from typing import Final
 
 from escapement.errors import DataDirectoryInUse, StorageError
 
+# Random for each boot of a machine, and the same in its containers.
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
@@ -63,6 +67,15 @@ class DataDirectory:
             raise
 
     @property
+    def place(self) -> str:
+        """Where the directory is: on this machine, since its last boot. A copy has another place.
+
+        Only one process at a time has a directory with this place open.
+        """
+        file = os.fstat(self._lock_fd)
+        return f"{_boot_id()}:{file.st_dev}:{file.st_ino}"
+
+    @property
     def index(self) -> Path:
         """Path of the directory that contains the delayed index of bundle 0."""
         return self.index_of(0)
@@ -85,6 +98,14 @@ class DataDirectory:
 def index_directory(data: Path, bundle_id: int) -> Path:
     """Return the directory of a bundle's delayed index in a data directory."""
     return data / (f"index-{bundle_id:02}" if bundle_id else "index")
+
+
+def _boot_id() -> str:
+    """Return what identifies this machine since its last boot; without Linux, its name."""
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return platform.node()
 
 
 def _identity(path: Path) -> str:

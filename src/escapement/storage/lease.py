@@ -1,10 +1,13 @@
 """The lease on a bundle of topics, and the epoch that proves the right to write.
 
 Owns the table ``leases``. A *bundle* is a set of topics that one broker owns. A new database has
-one bundle, with id 0 (storage/bundles.py). The *owner* is the broker that has the lease of the
-bundle. A broker's identity is in its data directory, so a restarted broker takes back its own lease
-at once. It takes another broker's lease only after that has expired *by the database's clock*. The
-*epoch* is a number that grows with each acquisition.
+one bundle, with id 0 (storage/bundles.py). The *owner* is the process that has the lease of the
+bundle. A lease has no time of its own: it holds while the row of its owner in ``brokers`` is valid
+(storage/members.py). Only taking and releasing a bundle write its row, so group commits do not wait
+for renewals. A lease may be taken if it was released, or if its owner's row is missing, expired, or
+of another incarnation than the lease names. A restarted broker registers again, as a new
+incarnation, so it takes back its own bundles at once. The *epoch* is a number that grows with each
+acquisition.
 
 **The epoch decides, not the time.** A transaction that writes begins by locking the lease row in
 share mode and comparing the epoch (:func:`check`). (A group commit sends its writes together with
@@ -15,50 +18,40 @@ expired may therefore go on writing until another broker takes the lease. But it
 past its deadline, because a successor may already deliver the same messages. The owner counts that
 deadline from *before* it sent the renewal, on a clock that also runs while the machine sleeps.
 
-The lease row lists the ids of the connections that the owner writes through. A successor kills
-them, because a connection that hangs inside a transaction would block it.
+Taking a bundle locks the row of its owner in ``brokers``, and then the lease row. It kills the
+connections that a dead owner has listed, because a connection that hangs inside a transaction would
+block it.
 
 The lease also bounds the messages that an earlier owner may have delivered without recording it in
 the database: they were due by ``doubtful_until_ms``, and the subscription existed when that owner
 ended uncleanly, so its id is below ``doubtful_below_id``. The new owner marks these messages as
-redelivered. (Ids, not times of creation, because the wall clock may be set back.)
+redelivered. (Ids, not times of creation, because the wall clock may be set back.) Taking a bundle
+includes the last time at which its owner was alive, which is in the row of the owner.
+
+**Older versions.** A broker before migration 15 renews ``expires_at_ms`` of the lease itself and
+sets no incarnation. Its lease is valid until that time. While a broker of this version owns the
+bundle, ``expires_at_ms`` is ``UNTIL_RELEASED``, so that an older broker does not take it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from escapement.clock import Clock
-from escapement.errors import LeaseHeld, LeaseLost, StorageError
+from escapement.errors import EscapementError, LeaseHeld, LeaseLost, StorageError
+from escapement.failpoints import failpoint
+from escapement.storage import members
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 from escapement.storage.engine.transaction import transaction
+from escapement.storage.members import Identity as Identity
+from escapement.storage.members import Member
 
-# Limit of connection ids in the lease row. Each takes up to 20 digits and a comma in a column of
-# 2000 characters.
-MAX_RECORDED: Final = 90
-# How long a broker tries to take the lease while a transaction of the previous owner locks the
-# lease row. Each try waits for ``Engine.lock_wait_s``.
-TAKE_WAIT_S: Final = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The identity of a broker: an id that outlives its process, and a name for people to read."""
-
-    owner_id: str
-    name: str
-
-
-# SQL assignment that raises ``doubtful_until_ms`` to a time at which the owner was alive. It never
-# lowers the column, because the wall clock may have been set back.
-_SEEN: Final = (
-    "doubtful_until_ms = CASE WHEN doubtful_until_ms < ? THEN ? ELSE doubtful_until_ms END"
-)
+# ``expires_at_ms`` of a lease whose owner is a member: the end of the year 9999, because an older
+# broker shows it as a date.
+UNTIL_RELEASED: Final = 253_402_300_799_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class Lease:
     """A lease that this broker has acquired."""
 
     bundle_id: int
-    identity: Identity
+    member: Member  # the process that has the lease
     epoch: int
     was_clean: bool  # whether the previous owner stopped cleanly
     # Subscriptions with lower ids may have had messages that no record says they had.
@@ -75,8 +68,15 @@ class Lease:
     # this time without a record. If not: the last time that the previous owner recorded while it
     # was alive, by its wall clock.
     doubtful_until_ms: int
-    duration_ms: int
-    deadline_ms: int  # when the lease expires, by ``Clock.lease_ms``
+
+    @property
+    def identity(self) -> Identity:
+        return self.member.identity
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the lease expires, by ``Clock.lease_ms``."""
+        return self.member.deadline_ms
 
     def delivered_until_ms(self, now_ms: int) -> int:
         """Return the due time up to which earlier owners may have made unrecorded deliveries.
@@ -88,69 +88,73 @@ class Lease:
         if self.was_clean:
             return self.doubtful_until_ms
         if self.doubtful_until_ms > now_ms:
-            return self.doubtful_until_ms + self.duration_ms
+            return self.doubtful_until_ms + self.member.duration_ms
         return now_ms
 
 
 def acquire(
     engine: Engine, identity: Identity, duration_ms: int, clock: Clock, bundle_id: int = 0
 ) -> Lease:
-    """Take the lease of a bundle, with the next epoch. Kill the previous owner's connections.
+    """Register this process as a member that has one bundle, and take the bundle. Blocking.
 
     Raises:
-      LeaseHeld: if another broker's lease has not expired. The message names that broker.
+      LeaseHeld: as :func:`take`, and if a process with the same identity is alive elsewhere.
+      TransactionAborted: if a row stays locked.
+    """
+    member = members.register(engine, identity, duration_ms, clock)
+    try:
+        return take(engine, member, clock, bundle_id)
+    except BaseException:
+        # If the database fails meanwhile, the row expires.
+        with suppress(EscapementError), closing(engine.connect()) as connection:
+            members.leave(connection, member)
+        raise
+
+
+def take(engine: Engine, member: Member, clock: Clock, bundle_id: int = 0) -> Lease:
+    """Take the lease of a bundle, with the next epoch. Kill the connections of a dead owner.
+
+    Blocking. A member that has the lease already gets it with the next epoch. It must have ended
+    what used the old one.
+
+    Raises:
+      LeaseHeld: if another broker's lease is valid. The message names that broker.
+      LeaseLost: if a later process with the identity of the member has registered.
       TransactionAborted: if the lease row stays locked.
     """
     with closing(engine.connect()) as connection:
-        attempts = TAKE_WAIT_S // engine.lock_wait_s
-        for attempt in range(attempts):
-            sent_at_ms = clock.lease_ms()
-            before = _takeable(engine, connection, identity, bundle_id, "")
-            ids = [int(text) for text in before.connection_ids.split(",") if text]
-            engine.kill([id for id in ids if id != connection.id])
-            try:
-                before, below_id = _take(
-                    engine, connection, identity, duration_ms, bundle_id, clock.now_ms()
-                )
-            except TransactionAborted:
-                if attempt == attempts - 1:
-                    raise
-                continue
-            return Lease(
-                bundle_id,
-                identity,
-                before.epoch + 1,
-                bool(before.clean),
-                below_id,
-                before.doubtful_until_ms,
-                duration_ms,
-                sent_at_ms + duration_ms,
-            )
-        raise AssertionError("unreachable")
+
+        def attempt() -> Lease:
+            before = _takeable(engine, connection, member.identity, bundle_id)
+            if (before.owner_id, before.incarnation) == member.key:
+                own = member.connections.get(bundle_id, set())
+                members.kill(engine, connection, ",".join(map(str, own)))
+            else:
+                members.kill(engine, connection, before.connection_ids)
+            return _take(engine, connection, member, bundle_id, before, clock.now_ms())
+
+        lease = members.patiently(engine, attempt)
+    members.forget_connections(member, bundle_id)
+    failpoint("take_over")
+    return lease
 
 
 def renew(
     engine: Engine, connection: Connection, lease: Lease, clock: Clock, seen_ms: int = 0
 ) -> Lease:
-    """Extend the lease to its ``duration_ms`` from now. Return it with its new deadline.
+    """Renew the membership of a process that has one bundle. Return its lease. Blocking.
 
     Args:
-      seen_ms: the time that the wall clock would show if it had not been set back. The lease row
-        records this time, or the present time if that is later, as the last one at which the owner
-        was alive.
+      seen_ms: as for ``members.renew``.
 
     Raises:
       LeaseLost: if another broker, or a later start of this one, has taken the lease.
     """
-    sent_at_ms, seen_ms = clock.lease_ms(), max(clock.now_ms(), seen_ms)
-    _change(
-        engine,
-        connection,
-        lease,
-        f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}",
-        (lease.duration_ms, seen_ms, seen_ms),
-    )
-    return replace(lease, deadline_ms=sent_at_ms + lease.duration_ms)
+    renewal = members.renew(engine, connection, lease.member, clock, seen_ms=seen_ms)
+    found = renewal.leases.get(lease.bundle_id)
+    answer(lease, [found] if found else [])
+    lease.member.deadline_ms = renewal.deadline_ms
+    return lease
 
 
 def release(
@@ -161,20 +165,40 @@ def release(
     clean: bool,
     doubtful_until_ms: int = 0,
 ) -> None:
-    """Release the lease, so that any broker may take it at once.
+    """Release the lease, so that any broker may take it at once. Blocking.
 
     Args:
       clean: whether all deliveries of this owner are recorded in the database.
       doubtful_until_ms: the due time up to which earlier owners may have delivered messages without
         a record.
+
+    Raises:
+      LeaseLost: if another broker, or a later start of this one, has taken the lease.
     """
-    _change(
-        engine,
-        connection,
-        lease,
-        "expires_at_ms = 0, connection_ids = '', clean = ?, doubtful_until_ms = ?",
-        (int(clean), doubtful_until_ms),
-    )
+    with transaction(connection):
+        answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
+        connection.execute(
+            "UPDATE leases SET expires_at_ms = 0, incarnation = '', connection_ids = '',"
+            " clean = ?, doubtful_until_ms = ? WHERE bundle_id = ? AND epoch = ?",
+            (int(clean), doubtful_until_ms, lease.bundle_id, lease.epoch),
+        )
+    members.forget_connections(lease.member, lease.bundle_id)
+
+
+def enter(engine: Engine, connection: Connection, lease: Lease, replaces: int = 0) -> None:
+    """Prepare a connection to write under the lease. Blocking; safe to call in any thread.
+
+    The connection is listed in the row of the owner, and the database is checked: that it can be
+    reached, accepts writes, and names no other owner. When this returns, all transactions under the
+    lease that began before have ended, except those of other connections that are listed.
+
+    Args:
+      replaces: id of a closed connection to remove from the list; 0 for none.
+    """
+    members.record(engine, connection, lease.member, lease.bundle_id, replaces)
+    # A transaction of its own, so that a renewal does not wait while this waits for the lease row.
+    with transaction(connection):
+        answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
 
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
@@ -217,46 +241,18 @@ def answer(lease: Lease, rows: Sequence[Row]) -> None:
         )
 
 
-class Recorded:
-    """The list of connections in the lease row, through which this owner writes.
-
-    Safe to use from several threads. A lock makes updates wait for each other, so the lease row
-    always has the latest list.
-    """
-
-    def __init__(self, engine: Engine, lease: Lease) -> None:
-        self._engine = engine
-        self._lease = lease
-        self._ids: set[int] = set()
-        self._lock = threading.Lock()
-
-    def enter(self, connection: Connection, replaces: int = 0) -> None:
-        """Add a connection to the list in the lease row.
-
-        Writing the lease row also checks the database. It raises an error if the database cannot be
-        reached, accepts no writes, or names another owner. The row always changes, because SQLite
-        writes nothing to the disk if a row gets the values that it has: the database lets the lease
-        expire 1 ms later.
-
-        Args:
-          replaces: id of a closed connection to remove from the list; 0 for none.
-        """
-        with self._lock:
-            self._ids = {id for id in (self._ids - {replaces}) | {connection.id} if id}
-            text = ",".join(map(str, sorted(self._ids)[-MAX_RECORDED:]))
-            changes = "connection_ids = ?, expires_at_ms = expires_at_ms + 1"
-            _change(self._engine, connection, self._lease, changes, (text,))
-
-
 class LeaseRow(NamedTuple):
-    """The row of a lease, and the time when it was read."""
+    """The row of a lease, with what the row of its owner says, and the time of the reading."""
 
     owner_id: str
     owner_name: str
+    incarnation: str  # "" if no process has the lease, or one of an older version
     epoch: int
-    expires_at_ms: int
+    expires_at_ms: int  # by the database's clock; 0 or less if no broker has the lease
     clean: int
     connection_ids: str
+    # As ``Lease.doubtful_until_ms``. After an unclean end it is not before the last time at which
+    # the owner was alive.
     doubtful_until_ms: int
     doubtful_below_id: int
     now_ms: int  # the present time, by the database's clock
@@ -267,20 +263,32 @@ class LeaseRow(NamedTuple):
         return self.expires_at_ms - self.now_ms
 
 
-def look(
-    engine: Engine, connection: Connection, bundle_id: int = 0, lock: str = ""
-) -> LeaseRow | None:
-    """Return the row of a lease, or None if it is lost. Changes nothing.
-
-    ``lock`` is the engine's word for a lock on the row, or "".
-    """
+def look(engine: Engine, connection: Connection, bundle_id: int = 0) -> LeaseRow | None:
+    """Return the row of a lease, or None if it is lost. Changes nothing."""
     found = connection.execute(
-        "SELECT owner_id, owner_name, epoch, expires_at_ms, clean, connection_ids,"
-        f" doubtful_until_ms, doubtful_below_id, {engine.dialect.now_ms}"
-        f" FROM leases WHERE bundle_id = ? {lock}",
+        "SELECT leases.owner_id, owner_name, leases.incarnation, epoch,"
+        f" CASE WHEN leases.expires_at_ms <> {UNTIL_RELEASED} THEN leases.expires_at_ms"
+        " ELSE COALESCE(brokers.expires_at_ms, 0) END, clean,"
+        f" CASE WHEN leases.expires_at_ms <> {UNTIL_RELEASED} THEN leases.connection_ids"
+        " ELSE COALESCE(brokers.connection_ids, '') END,"
+        " CASE WHEN clean = 0 AND brokers.seen_ms > doubtful_until_ms THEN brokers.seen_ms"
+        f" ELSE doubtful_until_ms END, doubtful_below_id, {engine.dialect.now_ms}"
+        " FROM leases LEFT JOIN brokers ON brokers.owner_id = leases.owner_id"
+        " AND brokers.incarnation = leases.incarnation WHERE bundle_id = ?",
         (bundle_id,),
     ).rows
     return LeaseRow(*found[0]) if found else None
+
+
+def pin(connection: Connection, bundle_id: int, owner_id: str) -> None:
+    """Note the owner that an operator wants for a bundle; "" for any. Blocking.
+
+    The epoch stays, so the present owner goes on until it releases the bundle.
+    """
+    with transaction(connection):
+        connection.execute(
+            "UPDATE leases SET pinned_to = ? WHERE bundle_id = ?", (owner_id, bundle_id)
+        )
 
 
 def restore(
@@ -292,7 +300,7 @@ def restore(
       LeaseHeld: if another broker's lease has not expired.
     """
     with transaction(connection):
-        if look(engine, connection, bundle_id, engine.dialect.update_lock) is None:
+        if not _lock_row(engine, connection, bundle_id):
             connection.execute(
                 "INSERT INTO leases (bundle_id, owner_id, owner_name, epoch, expires_at_ms, clean,"
                 " doubtful_until_ms, doubtful_below_id, connection_ids)"
@@ -300,32 +308,34 @@ def restore(
                 (bundle_id, epoch),
             )
             return
-        _takeable(engine, connection, identity, bundle_id, "")
+        _takeable(engine, connection, identity, bundle_id)
         connection.execute(
             "UPDATE leases SET epoch = ? WHERE bundle_id = ? AND epoch < ?",
             (epoch, bundle_id, epoch),
         )
 
 
-def _takeable(
-    engine: Engine, connection: Connection, identity: Identity, bundle_id: int, lock: str
-) -> LeaseRow:
-    """Read the lease row and return it. Raises ``LeaseHeld`` if another broker's lease is valid.
+def _lock_row(engine: Engine, connection: Connection, bundle_id: int) -> bool:
+    """Lock the lease row in the open transaction. Return whether it exists."""
+    lock = engine.dialect.update_lock
+    sql = f"SELECT 1 FROM leases WHERE bundle_id = ?{lock}"
+    return bool(connection.execute(sql, (bundle_id,)).rows)
 
-    ``lock`` is the engine's word for a lock on the row, or "".
-    """
-    row = look(engine, connection, bundle_id, lock)
+
+def _takeable(
+    engine: Engine, connection: Connection, identity: Identity, bundle_id: int
+) -> LeaseRow:
+    """Read the lease row and return it. Raises ``LeaseHeld`` if another broker's lease is valid."""
+    row = look(engine, connection, bundle_id)
     if row is None:
         raise StorageError(
             f"the table leases has no row of bundle {bundle_id}. Run escapement check --repair"
         )
     if row.owner_id != identity.owner_id and row.left_ms > 0:
-        until = datetime.fromtimestamp(row.expires_at_ms / 1000, UTC).isoformat(timespec="seconds")
-        left_s = (row.left_ms + 999) // 1000
         raise LeaseHeld(
-            f"broker {row.owner_name!r} ({row.owner_id}) owns this log until {until}, another "
-            f"{left_s} s unless it renews; stop it, or give this broker a log of"
-            " its own"
+            f"broker {row.owner_name!r} ({row.owner_id}) owns this log"
+            f" {members.until(row.expires_at_ms, row.left_ms)}; stop it, or give this broker a log"
+            " of its own"
         )
     return row
 
@@ -333,52 +343,42 @@ def _takeable(
 def _take(
     engine: Engine,
     connection: Connection,
-    identity: Identity,
-    duration_ms: int,
+    member: Member,
     bundle_id: int,
+    seen: LeaseRow,
     now_ms: int,
-) -> tuple[LeaseRow, int]:
-    """Write the new owner and the next epoch into the lease row.
+) -> Lease:
+    """Write the new owner and the next epoch into the lease row, and return the lease.
 
-    Returns:
-      The row as it was before, and the new ``doubtful_below_id`` (see the docstring of
-      the module).
+    Args:
+      seen: the row as it was a moment ago.
     """
     with transaction(connection):
-        lock = engine.dialect.update_lock
-        row = _takeable(engine, connection, identity, bundle_id, lock)
+        members.lock_owner(engine, connection, member, seen.owner_id, seen.incarnation)
+        _lock_row(engine, connection, bundle_id)
+        row = _takeable(engine, connection, member.identity, bundle_id)
+        if (row.owner_id, row.incarnation) != (seen.owner_id, seen.incarnation):
+            raise TransactionAborted(f"another broker took bundle {bundle_id} meanwhile")
         below_id = row.doubtful_below_id
         if not row.clean:
             (found,) = connection.execute("SELECT MAX(id) FROM subscriptions").rows
             below_id = 1 + (found[0] or 0)
+        lease = Lease(
+            bundle_id, member, row.epoch + 1, bool(row.clean), below_id, row.doubtful_until_ms
+        )
         connection.execute(
-            "UPDATE leases SET owner_id = ?, owner_name = ?, epoch = ?, clean = 0,"
-            f" doubtful_below_id = ?, connection_ids = '', {_SEEN},"
-            f" expires_at_ms = {engine.dialect.now_ms} + ? WHERE bundle_id = ?",
+            "UPDATE leases SET owner_id = ?, owner_name = ?, incarnation = ?, epoch = ?,"
+            " clean = 0, doubtful_until_ms = ?, doubtful_below_id = ?, connection_ids = '',"
+            " expires_at_ms = ? WHERE bundle_id = ?",
             (
-                identity.owner_id,
-                identity.name,
-                row.epoch + 1,
+                member.identity.owner_id,
+                member.identity.name,
+                member.incarnation,
+                lease.epoch,
+                max(row.doubtful_until_ms, now_ms),
                 below_id,
-                now_ms,
-                now_ms,
-                duration_ms,
+                UNTIL_RELEASED,
                 bundle_id,
             ),
         )
-    return row, below_id
-
-
-def _change(
-    engine: Engine, connection: Connection, lease: Lease, what: str, params: tuple[object, ...]
-) -> None:
-    """Change the lease row in a transaction of its own. Raises ``LeaseLost``.
-
-    ``what`` is the assignments of an SQL UPDATE, and ``params`` are their parameters.
-    """
-    with transaction(connection):
-        answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
-        connection.execute(
-            f"UPDATE leases SET {what} WHERE bundle_id = ? AND epoch = ?",
-            (*params, lease.bundle_id, lease.epoch),
-        )
+    return lease

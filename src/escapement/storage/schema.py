@@ -37,6 +37,7 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 
 from escapement.errors import MissingRight, SchemaError, StorageError, StorageUnavailable
+from escapement.failpoints import failpoint
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.existing import tables
 from escapement.storage.engine.mysql.errors import lacks_right
@@ -113,6 +114,7 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
         with locked(engine, connection):
             try:
                 for statement in pending(engine, connection, known):
+                    failpoint("migration")
                     connection.execute(statement)
             except StorageError as error:
                 if not lacks_right(error):

@@ -118,6 +118,7 @@ def _adopt(engine: SqliteEngine) -> None:
     schema.migrate(engine)
     with closing(engine.connect()) as connection, transaction(connection):
         connection.execute("UPDATE leases SET expires_at_ms = 0, connection_ids = '', clean = 0")
+        connection.execute("UPDATE brokers SET expires_at_ms = 0, connection_ids = ''")
 
 
 def _beside(database: Path) -> list[Path]:

@@ -75,7 +75,7 @@ class _Connection(Unopened, AbstractContextManager[Broker]):
         with ExitStack() as stack:
             portal = stack.enter_context(_LoopThread(self._backend))
             broker = stack.enter_context(portal.wrap_async_context_manager(self._context))
-            loop = Loop(portal, broker._line.tracer)
+            loop = Loop(portal, broker._lines.tracer)
             stack.callback(loop.close)
             self._open = stack.pop_all()
         return Broker(loop, broker)

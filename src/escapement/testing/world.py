@@ -128,7 +128,7 @@ class World:
         server = Server(
             self._engine,
             self.index_directory,
-            Identity("0" * 32, "testing"),
+            Identity(f"{self.bundle_id:032}", "testing"),
             self.clock,
             Runners.all_by(self._run),
             self.config,
@@ -137,8 +137,8 @@ class World:
         try:
             with self._incarnation:
                 async with trio.open_nursery() as nursery:
-                    front = Front(server)
-                    await nursery.start(front.run_broker)
+                    front = Front.of_broker(server)
+                    await nursery.start(front.run_broker, server)
                     self._server, self._front, self._streams = server, front, nursery
                     self.clock.next_wake_ms = server.next_wake_ms
                     task_status.started()

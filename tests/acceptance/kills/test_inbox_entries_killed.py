@@ -19,7 +19,13 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox import inbox
 from escapement.storage.inbox.entry import InboxEntry
-from support.processes.broker import PATIENT, BrokerProcess, broker_process, until, until_it_starts
+from support.processes.broker import (
+    PATIENT,
+    BrokerProcess,
+    broker_process,
+    until,
+    until_it_takes_over,
+)
 from support.storage.inbox_entries import inbox_entry
 
 KILLS: Final = 5
@@ -123,9 +129,9 @@ async def test_successor_continues_and_the_fenced_broker_moves_nothing(
                 nursery.start_soon(trio.to_thread.run_sync, write_entries, mysql_url, tmp_path)
                 await trio.sleep(1.3)
                 fenced.pause()
-                await until_it_starts(successor)
+                await until_it_takes_over(successor)
                 fenced.resume()
-                await until(lambda: not fenced.running)
+                await until(lambda: "the broker of bundle 0 ends" in fenced.complaints())
         async with escapement.connect(successor.url, settings=PATIENT) as broker:
             await check_everything(broker, made)
     finally:

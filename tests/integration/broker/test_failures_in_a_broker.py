@@ -17,8 +17,8 @@ from trio.testing import MockClock
 import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.lease_keeper import RENEWALS_PER_LEASE
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.membership import RENEWALS_PER_LEASE
 from escapement.broker.subscription.delivery.consumer import Outlet
 from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable

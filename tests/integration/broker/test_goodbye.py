@@ -22,7 +22,7 @@ async def test_requests_that_cross_the_goodbye_are_not_answered(
     """Invariant 1: a publish that crosses the goodbye gets no receipt. No error is logged."""
     caplog.set_level(logging.ERROR)
     async with testing.start() as world, trio.open_nursery() as nursery:
-        front = Front(world.server)
+        front = Front.of_broker(world.server)
         ours, theirs = memory_stream_pair()
         nursery.start_soon(front.serve_stream, theirs)
         peer = Connection("client")
@@ -36,7 +36,7 @@ async def test_requests_that_cross_the_goodbye_are_not_answered(
         await say(wire.Hello(PROTOCOL_VERSION, "test", {}))
         (ready,) = await say(wire.OpenProducer(1, 1, "t", "p", -1))
         assert isinstance(ready, wire.ProducerReady)
-        front.say_goodbye()
+        front.say_goodbye(world.server)
         await wait_all_tasks_blocked()
         peer.receive_data(await ours.receive_some())
         assert [type(command) for command in peer.events()] == [wire.Goodbye]

@@ -37,6 +37,7 @@ from random_workloads.ending import Ending
 from random_workloads.event_groups import EventGroups
 from random_workloads.events import Events
 from random_workloads.held_commits import HeldCommits
+from random_workloads.lost_indexes import LostIndexes
 from random_workloads.model import ACK_WAIT_MS
 from random_workloads.owners import Owners
 from random_workloads.quotas import Quotas
@@ -55,12 +56,14 @@ def _seeds(usual: str) -> range:
 STEPS = int(os.environ.get("ESCAPEMENT_STEPS", "60"))
 TIGHT = BrokerConfig(
     ack_wait_ms=ACK_WAIT_MS,
-    limits=BrokerLimits(ready_messages=12, deliver_messages=5, window_messages=16),
+    limits=BrokerLimits(
+        ready_messages=12, deliver_messages=5, window_messages=16, backfill_step_bytes=1
+    ),
     seed=0,
 )
 
 
-class Workload(SameTick, HeldCommits, EventGroups, Quotas, Owners, Events, Ending):
+class Workload(SameTick, HeldCommits, LostIndexes, EventGroups, Quotas, Owners, Events, Ending):
     """A workload with all steps."""
 
     async def see(self) -> None:
@@ -71,7 +74,7 @@ class Workload(SameTick, HeldCommits, EventGroups, Quotas, Owners, Events, Endin
 # Steps that move the clock themselves, or stop the broker.
 MOVES_TIME = {
     "advance", "same_tick", "set_clock", "forget", "crash", "crash_during_step", "trouble",
-    "restart", "lose_index", "overtaken", "other_disk", "checkpoint_before_commit",
+    "restart", "lose_index", "fill_slowly", "overtaken", "other_disk", "checkpoint_before_commit",
 }  # fmt: skip
 WEIGHTED = {
     "publish": 10,
@@ -106,6 +109,7 @@ WEIGHTED = {
     "trouble": 4,
     "restart": 1,
     "lose_index": 1,
+    "fill_slowly": 2,
     "overtaken": 1,
     "other_disk": 1,
 }

@@ -450,17 +450,17 @@ async def test_messages_cost_no_check(
 
 
 async def test_exposed_broker_that_gets_no_first_token_does_not_serve(
-    mock_clock: trio.testing.MockClock, tmp_path: Path
+    mock_clock: trio.testing.MockClock, tmp_path: Path, engine: Engine
 ) -> None:
     """O1: a request that cannot be taken does not leave the broker open to other machines."""
-    async with testing.start() as world:
-        await Bootstrap(world.server, tmp_path, required=False).begin()
+    async with testing.start(engine=engine) as world:
+        await Bootstrap(engine, lambda: world.server, tmp_path, False).begin()
         path = BootstrapRequest("root", "0" * 12, bytes(32)).write(tmp_path)
         path.chmod(0o644)
         with pytest.raises(StorageError, match=r"mode 0600.* bootstrap --data"):
-            await Bootstrap(world.server, tmp_path, required=True).begin()
+            await Bootstrap(engine, lambda: world.server, tmp_path, True).begin()
         path.chmod(0o600)
-        await Bootstrap(world.server, tmp_path, required=True).begin()
+        await Bootstrap(engine, lambda: world.server, tmp_path, True).begin()
         assert not path.exists()
         assert not world.server.services.access.is_open
 

@@ -149,7 +149,7 @@ async def test_certificate_is_reloaded_without_dropping_connections(tmp_path: Pa
     options = ["--tls-cert", files.cert, "--tls-key", files.key]
     with broker_process(tmp_path / "data", None, *options) as broker:
         async with escapement.connect(url_of(broker), ca_file=old.ca, settings=PATIENT) as client:
-            link = client._line.link
+            link = client._lines.first.link
             producer = await client.producer("t")
             replace(files.cert, b"no certificate")
             broker.process.send_signal(signal.SIGHUP)
@@ -163,7 +163,7 @@ async def test_certificate_is_reloaded_without_dropping_connections(tmp_path: Pa
             broker.process.send_signal(signal.SIGHUP)
             await until(lambda: "reloaded the TLS certificate" in broker.complaints())
             await producer.send(b"2")
-            assert client._line.link is link, "the connection was dropped"
+            assert client._lines.first.link is link, "the connection was dropped"
             async with escapement.connect(url_of(broker), ca_file=new.ca, settings=PATIENT):
                 pass
             assert "not trusted" in await refused(url_of(broker), ca_file=old.ca)

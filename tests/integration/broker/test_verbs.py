@@ -17,7 +17,8 @@ from escapement.errors import EscapementError, InvalidRequest
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol.commands import COMMANDS, Command
 
-PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PROTOCOL = DOCS / "protocol.md"
 
 
 async def test_messages_with_odd_properties_are_shown_and_the_connection_stays(
@@ -111,11 +112,11 @@ async def test_calls_on_a_closed_client_raise_disconnected(
             await producer.send(b"late")
 
 
-# -- docs/protocol.md against the code -------------------------------------------------
+# -- the documentation against the code ------------------------------------------------
 
 
-def test_protocol_page_lists_every_verb() -> None:
-    page = PROTOCOL.read_text()
+def test_page_of_verbs_lists_every_verb() -> None:
+    page = (DOCS / "reference" / "verbs.md").read_text()
     assert [verb for verb in VERBS if f"`{verb}`" not in page] == []
 
 

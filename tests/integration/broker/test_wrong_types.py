@@ -264,6 +264,7 @@ SAID: Final[list[wire.Command]] = [
     wire.Reschedule(7, "t", FIRST, -1, 5, 0),
     wire.Read(7, "t", 0, -1, 1000),
     wire.Admin(7, "topics.get", {"topic": "t"}),
+    wire.Lookup(7, "t"),
     wire.Goodbye("done"),
 ]
 COLUMNS: Final = [

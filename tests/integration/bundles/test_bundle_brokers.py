@@ -9,11 +9,13 @@ import trio.testing
 
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import Conflict, NotFound, WrongBundle
+from escapement.protocol import commands as wire
 from escapement.storage.bundles import set_bundle_count
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 from support.storage.bundle_brokers import BUNDLES, brokers, full, home, names
 from support.storage.inbox_entries import inbox_entry, post
+from support.wire_peer import wire_peer
 
 CONFIG = BrokerConfig(seed=0)
 
@@ -36,8 +38,8 @@ async def test_every_bundle_creates_namespaces_and_bundle_0_changes_and_deletes_
                 with pytest.raises(WrongBundle, match="owns bundle 0"):
                     await other.admin(verb, **space, **more)
             await first.admin("namespaces.update", **space, policy={"retention_ms": "0s"})
-            with pytest.raises(Conflict, match="topics in other bundles: 1"):
-                await first.admin("namespaces.delete", **space, force=True)
+            with pytest.raises(Conflict, match="still has topics"):
+                await first.admin("namespaces.delete", **space)
             await first.admin("topics.create", topic=names("a/b/y", 0, 1)[0])
             await other.admin("topics.delete", topic=there)
             await first.admin("namespaces.delete", **space, force=True)
@@ -60,6 +62,10 @@ async def test_a_broker_creates_and_discards_nothing_of_another_bundle(
         assert (await broker.admin("topics.list"))["total"] == 0
         with pytest.raises(WrongBundle, match="belongs to bundle 2"):
             await broker.admin("inbox.discard", target=f"public/default/{foreign}")
+        async with wire_peer(worlds[0]) as peer:
+            (refused,) = await peer.say(wire.OpenProducer(1, 1, foreign, "p", -1))
+            assert isinstance(refused, wire.Refused)
+            assert (refused.code, refused.retryable) == ("wrong_bundle", True)
 
 
 async def test_a_broker_that_started_before_bundles_were_added_places_topics_by_the_new_number(

@@ -42,7 +42,6 @@ from escapement.storage.log.log import Log
 from escapement.storage.state.state import State, load_state
 
 BUNDLES = 3
-ME = Identity("0" * 32, "me")
 
 
 class _Clock:
@@ -56,7 +55,8 @@ class _Clock:
 
 
 def taken(engine: Engine, bundle_id: int) -> Lease:
-    return lease.acquire(engine, ME, 10**9, _Clock(), bundle_id)  # type: ignore[arg-type]
+    identity = Identity(f"{bundle_id:032}", "me")
+    return lease.acquire(engine, identity, 10**9, _Clock(), bundle_id)  # type: ignore[arg-type]
 
 
 @pytest.fixture

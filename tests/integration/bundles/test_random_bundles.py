@@ -1,9 +1,9 @@
 """Three brokers of different bundles on one database, compared with a naive model.
 
 The workload draws random steps on the virtual clock: publishing with delays, consuming, dead
-letters and follow-ups whose topics are in other bundles, schedules, checkpoints, new and forgotten
-generations of the log, deleted topics, crashes of one broker while the others work, and lost
-indexes. The model has the messages that each topic still owes to its subscription.
+letters, redrives and follow-ups whose topics are in other bundles, schedules, checkpoints, new and
+forgotten generations of the log, deleted topics, crashes of one broker while the others work, and
+lost indexes. The model has the messages that each topic still owes to its subscription.
 
 A failure prints its seed. ``ESCAPEMENT_SEED=n`` replays it.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ WEIGHTED = {
     "consume": 14,
     "advance": 8,
     "group": 4,
+    "redrive": 6,
     "checkpoint": 4,
     "crash": 3,
     "restart": 5,
@@ -73,6 +75,7 @@ class Workload:
         self.owed: dict[str, dict[bytes, int]] = {topic: {} for topic in self.topics}
         self.groups: dict[bytes, set[bytes]] = {}  # by follow-up, the members of its group
         self.fates: dict[bytes, str] = {}  # by finished message, the topic that delivered it
+        self.redriven: set[bytes] = set()
         self.ticks: dict[str, int] = {}
         self.count = 0
         self.beat_s = 0
@@ -173,8 +176,10 @@ class Workload:
         assert self.owed[topic][value] <= self.clock.now_ms(), f"{value!r} is early"
         for member in self.groups.get(value, ()):
             came_from = member.split()[0].decode()
-            # A member that became a dead letter is finished before its copy is consumed.
-            assert member in self.fates or self.up(came_from) is None or self.is_dead(member)
+            # A member that became a dead letter is finished before its copy is consumed, or is
+            # published again.
+            is_over = member in self.fates or member in self.redriven
+            assert is_over or self.up(came_from) is None or self.is_dead(member)
 
     def is_dead(self, value: bytes) -> bool:
         """Return whether a message is a dead letter, in the inbox or in its topic."""
@@ -183,6 +188,22 @@ class Workload:
         found = world.server.registry.active.values()
         (one,) = (t for t in found if t.name.full == full(topic))
         return one.unacknowledged(one.subscription("s")) < len(self.owed[topic])
+
+    async def redrive(self) -> None:
+        """Send some dead letters of a topic back, at the broker of their dead-letter topic."""
+        topic = self.rng.choice(self.topics)
+        if (world := self.up(dead := f"{topic}-s-DLQ")) is None:
+            return
+        if full(dead) not in world.server.registry.topics:
+            return
+        async with world.connect() as broker:
+            ask = partial(broker.admin, topic=topic, subscription="s")
+            listed = await ask("dlq.list", count=100)
+            if some := self.rng.sample(listed, self.rng.randint(0, len(listed))):
+                offsets = [one["offset"] for one in some]
+                self.redriven.update(one["payload"] for one in some)
+                assert await ask("dlq.redrive", offsets=offsets) == {"redriven": len(some)}
+                assert await ask("dlq.redrive", offsets=offsets) == {"redriven": 0}
 
     async def advance(self) -> None:
         await self.clock.advance(seconds=self.rng.choice([1, 5, 30, 700, 5000, 100_000]))

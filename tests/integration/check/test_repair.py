@@ -25,7 +25,6 @@ from escapement.storage.index import DelayedIndex
 from escapement.storage.index.segments.manifest import (
     Manifest,
     ManifestFile,
-    no_failpoint,
 )
 from escapement.storage.journal import journal
 from escapement.storage.lease import Identity
@@ -72,7 +71,7 @@ class Stopped:
             assert manifest is not None
             return change(manifest)
 
-        ManifestFile(self.index, no_failpoint).update(changed, lambda: None)
+        ManifestFile(self.index).update(changed, lambda: None)
 
 
 def _prepare(data: Path) -> None:

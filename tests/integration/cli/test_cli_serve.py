@@ -203,16 +203,6 @@ def test_an_unreachable_database_is_refused_without_its_password(tmp_path: Path)
     assert SECRET not in said
 
 
-def test_a_database_that_another_broker_owns_is_refused(tmp_path: Path, mysql_url: str) -> None:
-    """P6: one broker owns a database at a time. The error names the owner."""
-    with broker_process(tmp_path / "first", mysql_url) as first:
-        said = refused(
-            "--data", tmp_path / "second", "--listen", "127.0.0.1:0", ESCAPEMENT_LOG=mysql_url
-        )
-        assert f"'127.0.0.1:{first.port}'" in said
-        assert "owns this log" in said
-
-
 def test_a_read_only_database_is_refused(tmp_path: Path, mysql_to_break: MysqlServer) -> None:
     mysql_to_break.admin("CREATE DATABASE IF NOT EXISTS read_only_at_start")
     mysql_to_break.admin("SET GLOBAL read_only = 1")

@@ -33,7 +33,7 @@ class SlowPeer:
         self._writable = trio.Event()
         self._writable.set()
         self._heard: list[wire.Command] = []
-        nursery.start_soon(Front(world.server).serve_stream, theirs)
+        nursery.start_soon(Front.of_broker(world.server).serve_stream, theirs)
         nursery.start_soon(self._listen)
 
     async def _until_writable(self) -> None:

@@ -66,7 +66,7 @@ class Renewals:
         engine.before = self._note
 
     def _note(self, step: str) -> None:
-        if step.startswith("UPDATE leases SET expires_at_ms"):
+        if step.startswith("UPDATE brokers SET expires_at_ms"):
             trio.from_thread.run_sync(self._renewed)
 
     def _renewed(self) -> None:
@@ -85,7 +85,7 @@ async def in_threads(
     runners = Runners.in_threads(LIMITS.commit_lanes)
     identity, config = Identity("0" * 32, "test"), BrokerConfig(limits=LIMITS)
     broker = Broker(engine, index, identity, SystemClock(), runners, config)
-    front = Front(broker)
+    front = Front.of_broker(broker)
 
     async def open_stream() -> MemoryStream:
         ours, theirs = trio.testing.memory_stream_pair()
@@ -94,7 +94,7 @@ async def in_threads(
         return MemoryStream(ours)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(front.run_broker)
+        await nursery.start(front.run_broker, broker)
         async with connect("escapement://memory", stream_factory=open_stream) as client:
             yield broker, client
         broker.stop()

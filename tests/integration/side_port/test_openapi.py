@@ -20,8 +20,10 @@ from escapement.access.token import Token
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.broker import Broker
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
+from escapement.storage import members
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.inbox import inbox, job
+from escapement.storage.lease import Identity
 from escapement.testing import World, arrived
 from support.roles import begin
 from support.side_ports import side_port
@@ -109,6 +111,11 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("grants.remove", {"role": "r", "pattern": "a/*"}),
         ("broker.update", {"table_parallelism": 2}),
         ("broker.stats", {}),
+        ("cluster.drain", {"node": "other"}),
+        ("cluster.undrain", {"node": "other"}),
+        ("cluster.move", {"bundle": 0, "node": "other"}),
+        ("cluster.status", {}),
+        ("cluster.bundles", {"count": 2}),
         ("topics.delete", {"topic": "a/new/t"}),
         ("namespaces.delete", {"namespace": "a/new", "force": True, "dry_run": True}),
         ("namespaces.delete", {"namespace": "a/new", "force": True}),
@@ -137,6 +144,7 @@ async def fill(world: World, engine: SqliteEngine, broker: escapement.Broker) ->
     load = job.enter(engine, connection, "load", 0)
     stage_entries(engine, connection, load, 0, "a", [inbox_entry("x", "0", b"1")])
     connection.close()
+    members.register(engine, Identity("f" * 32, "other"), 3_600_000, world.clock, "other:7650")
     await world.clock.advance(seconds=5)
 
 

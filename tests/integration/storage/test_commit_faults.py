@@ -231,7 +231,7 @@ async def test_a_read_only_database_refuses_acks_as_well(
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
         pipeline = house.pipeline
-        fault = faulty.before = Once("UPDATE leases", StorageReadOnly("no writes"), times=6)
+        fault = faulty.before = Once("UPDATE brokers", StorageReadOnly("no writes"), times=6)
         first = Once("INSERT INTO journal", StorageReadOnly("no writes"))
         faulty.before = lambda step: (first(step), fault(step))  # type: ignore[assignment]
         first.arm()
@@ -259,7 +259,7 @@ async def test_idle_pipeline_probes_a_database_reported_as_read_only(
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
-        fault = faulty.before = Once("UPDATE leases", StorageReadOnly("no writes"), times=6)
+        fault = faulty.before = Once("UPDATE brokers", StorageReadOnly("no writes"), times=6)
         fault.arm()
         house.pipeline.doubt(StorageReadOnly("reported by the lease keeper"))
         assert house.pipeline.state is State.READ_ONLY

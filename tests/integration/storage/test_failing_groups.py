@@ -22,7 +22,7 @@ from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.journal.journal import START
-from escapement.storage.lease import Identity, Recorded
+from escapement.storage.lease import Identity
 from support.storage.commit_pipelines import (
     FaultyEngine,
     HandClock,
@@ -211,11 +211,11 @@ def no_file_grows() -> Iterator[None]:
 
 
 def test_connecting_shows_that_sqlite_cannot_write(tmp_path: Path) -> None:
-    """Each attempt changes the lease row: SQLite would not write a row that stays the same."""
+    """Each attempt changes the row in brokers: SQLite would not write a row that stays the same."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     schema.migrate(engine)
     held = lease.acquire(engine, OWNER, 60_000, HandClock())
-    writer = Writer(engine, held, Recorded(engine, held), 0, START)
+    writer = Writer(engine, held, 0, START)
     writer.connect()
     # Other connections are open, so SQLite need not create its files again.
     with contextlib.closing(engine.connect()) as other, no_file_grows():

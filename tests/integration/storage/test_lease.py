@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 
 import pytest
 import trio.testing
 
-from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.membership import Membership
 from escapement.errors import LeaseHeld, LeaseLost, StorageUnavailable
 from escapement.storage import lease, schema
 from escapement.storage.blocking import inline
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.journal import journal
-from escapement.storage.lease import Identity, Lease, Recorded
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.lease import Identity, Lease
 from escapement.testing.clock import VirtualClock
 from support.storage.commit_pipelines import FaultyEngine, HandClock
 
@@ -101,7 +98,8 @@ def test_expired_lease_can_be_renewed_if_no_other_broker_took_it(
     ready: Engine, connection: Connection
 ) -> None:
     held = acquire(ready, ONE, duration_ms=-1)
-    lease.renew(ready, connection, replace(held, duration_ms=HOUR_MS), HandClock())
+    held.member.duration_ms = HOUR_MS
+    lease.renew(ready, connection, held, HandClock())
     with pytest.raises(LeaseHeld):
         acquire(ready, TWO)
 
@@ -128,7 +126,7 @@ def test_acquire_kills_a_hanging_transaction_of_the_previous_owner(ready: Engine
     """The transaction holds the lease row, so acquiring would otherwise wait for it."""
     held = acquire(ready, ONE)
     hanging = ready.connect()
-    Recorded(ready, held).enter(hanging)
+    lease.enter(ready, hanging, held)
     if ready.kind == "sqlite":
         hanging.close()  # SQLite serves one process, whose end closes the connection
         assert acquire(ready, ONE).epoch == 2
@@ -142,53 +140,39 @@ def test_acquire_kills_a_hanging_transaction_of_the_previous_owner(ready: Engine
 
 
 @pytest.mark.parametrize("engine", ["mysql"], indirect=True)
-def test_lease_is_renewed_while_a_transaction_waits_for_another_session(
+def test_renewal_and_commits_do_not_wait_for_each_other(
     ready: Engine, connection: Connection
 ) -> None:
-    """Another session locks the end of a table, so a group commit waits after its lease check.
-
-    It gives up before the renewal does, which waits for three seconds at most.
-    """
+    """A group commit waits for another session, with its lock on the lease row."""
     held = acquire(ready, ONE)
     with ExitStack() as stack:
-        other, writer = (stack.enter_context(closing(ready.connect())) for _ in range(2))
-        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        other.begin()
-        other.execute("SELECT lane FROM journal FOR UPDATE")
-        checked, aborted = threading.Event(), threading.Event()
-
-        def write() -> None:
-            writer.begin()
-            lease.check(ready, writer, held)
-            checked.set()
-            try:
-                row = journal.insertion(held.bundle_id, 0, journal.START, 1, 0, b"")
-                writer.execute(row.sql, row.rows[0])
-            except TransactionAborted:
-                aborted.set()
-
-        writing = threading.Thread(target=write)
-        writing.start()
-        assert checked.wait(10)
-        connection.execute("SET innodb_lock_wait_timeout = 3")
+        writer, other = (stack.enter_context(closing(ready.connect())) for _ in range(2))
+        writer.begin()
+        lease.check(ready, writer, held)
+        connection.execute("SET innodb_lock_wait_timeout = 0")
         lease.renew(ready, connection, held, HandClock())
-        writing.join()
-        assert aborted.is_set()
+        # And while a renewal waits for its commit, the epoch is checked.
+        writer.rollback()
+        connection.begin()
+        connection.execute("UPDATE brokers SET expires_at_ms = expires_at_ms + 1")
+        other.execute("SET innodb_lock_wait_timeout = 0")
+        assert check_passes(ready, other, held)
+        connection.rollback()
 
 
 def test_reconnected_connection_replaces_the_recorded_one(
     ready: Engine, connection: Connection
 ) -> None:
-    recorded = Recorded(ready, acquire(ready, ONE))
+    held = acquire(ready, ONE)
     other = ready.connect()
-    recorded.enter(connection)
-    recorded.enter(other, replaces=connection.id)
-    ((text,),) = connection.execute("SELECT connection_ids FROM leases").rows
+    lease.enter(ready, connection, held)
+    lease.enter(ready, other, held, replaces=connection.id)
+    ((text,),) = connection.execute("SELECT connection_ids FROM brokers").rows
     assert text == (str(other.id) if other.id else "")
     other.close()
     acquire(ready, ONE)
     with pytest.raises(LeaseLost):
-        recorded.enter(connection)
+        lease.enter(ready, connection, held)
 
 
 def test_next_owner_learns_until_when_deliveries_are_doubtful(
@@ -206,15 +190,16 @@ async def test_clock_set_back_is_recorded_before_the_next_renewal(
 ) -> None:
     """Invariant 6: even if the clock is still past the last renewal when the owner dies."""
     clock = VirtualClock(2_000_000)
-    held = lease.acquire(ready, ONE, 10_000, clock)
-    keeper = LeaseKeeper(ready, held, clock, inline, lambda: None, lambda error: None)
+    membership = Membership(ready, ONE, clock, inline, 10_000)
+    membership.register()
+    membership.take(0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keeper.run)
+        nursery.start_soon(membership.run)
         await trio.sleep(6)  # renewed after 3.3 s
         clock.set_back(1_000)
         await trio.sleep(0.3)
         nursery.cancel_scope.cancel()
-    keeper.close()
+    membership.close()
     again = lease.acquire(ready, ONE, 10_000, clock)
     assert 2_005_000 < clock.now_ms() < 2_006_000
     assert again.delivered_until_ms(clock.now_ms()) >= 2_006_000
@@ -226,23 +211,24 @@ async def test_clock_set_back_is_recorded_before_the_next_renewal(
 async def test_renewals_that_keep_failing_are_logged_once_a_minute(
     ready: Engine, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reason = "read-only"
+    reason, armed = "read-only", False
 
     def fails(step: str) -> None:
-        if step.startswith("UPDATE leases"):
+        if armed and step.startswith("UPDATE brokers"):
             raise StorageUnavailable(reason)
 
     faulty = FaultyEngine(ready, fails)
     clock = VirtualClock(2_000_000)
-    held = lease.acquire(ready, ONE, 10_000, clock)
-    keeper = LeaseKeeper(faulty, held, clock, inline, lambda: None, lambda error: None)
+    membership = Membership(faulty, ONE, clock, inline, 10_000)
+    membership.register()
+    armed = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keeper.run)
+        nursery.start_soon(membership.run)
         await trio.sleep(55)
         reason = "out of reach"
         await trio.sleep(70)
         nursery.cancel_scope.cancel()
-    keeper.close()
+    membership.close()
     logged = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert logged == [
         f"cannot renew the lease: {why}" for why in ("read-only", "out of reach", "out of reach")

@@ -168,8 +168,8 @@ async def test_snapshot_of_an_older_version_is_migrated_and_of_a_newer_one_refus
     with closing(SqliteEngine(data / FILE_NAME).connect()) as connection:
         newest = len(schema.migrations())
         connection.execute("DELETE FROM schema_migrations WHERE version = ?", (newest,))
-        for table in ("generations", "removals"):
-            connection.execute(f"ALTER TABLE {table} DROP COLUMN bundle_id")
+        connection.execute("DROP TABLE brokers")
+        connection.execute("ALTER TABLE leases DROP COLUMN incarnation")
     snapshot.take(data, tmp_path / "older", quiet)
     snapshot.restore(tmp_path / "older", tmp_path / "new", quiet)
     with closing(SqliteEngine(tmp_path / "new" / FILE_NAME).connect()) as connection:

@@ -19,10 +19,13 @@ from escapement.errors import InvalidRequest, LogDamaged, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import audit, rebuild
 from escapement.pipeline.audit import Audit, AuditConfig, run
+from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.auditing.recount import Digest
+from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.offsets import OffsetSet
+from support.storage.bundle_brokers import BUNDLES, brokers, full, publish_everywhere
 from support.storage.eventful_log import CONFIG, TOPIC, Expected, fill
 
 Harm = Callable[[sqlite3.Connection, Path], object]
@@ -96,8 +99,9 @@ def test_topic_deleted_before_its_count_is_skipped(
     listed = audit.read_named
 
     def then_one_is_deleted(*of: Any) -> Iterator[tuple[TopicName, Any]]:
-        yield TopicName.parse("shop/eu/deleted"), None
-        yield from listed(*of)
+        for name, record in listed(*of):
+            yield TopicName.parse("shop/eu/deleted"), record
+            yield name, record
 
     monkeypatch.setattr(audit, "read_named", then_one_is_deleted)
     found = audited(spark, sound[0])
@@ -121,10 +125,43 @@ def test_audit_of_a_rebuilt_index_finds_nothing(
     assert found.topics[0].indexed == len(live)
 
 
+def test_indexes_of_all_bundles_are_rebuilt_and_audited(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """B7: each topic is compared with the index of its bundle."""
+    engine, topics = SqliteEngine(tmp_path / FILE_NAME), list[str]()
+
+    async def publish() -> None:
+        async with brokers(engine, tmp_path, CONFIG) as worlds:
+            topics.extend(full(topic) for topic in await publish_everywhere(worlds))
+
+    testing.run(publish)
+    engine.close()
+    for bundle_id in range(BUNDLES):
+        shutil.rmtree(index_directory(tmp_path, bundle_id))
+    rebuild.run(None, rebuild.RebuildConfig(tmp_path))
+    found = audited(spark, tmp_path)
+    assert found.findings == []
+    assert [(one.topic, one.messages, one.indexed) for one in found.topics] == [
+        (topic, 20, 16) for topic in topics
+    ]
+    (segment,) = index_directory(tmp_path, 1).glob("*.segment")
+    spoilt = bytearray(segment.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    segment.write_bytes(spoilt)
+    shutil.rmtree(index_directory(tmp_path, 2))
+    found = audited(spark, tmp_path)
+    assert {one.kind for one in found.findings} == {Kind.INDEX_FILES}
+    assert all("index-01" in one.what for one in found.findings)
+    named = run(spark, AuditConfig({"data": str(tmp_path)}, [topics[2]], str(tmp_path)))
+    assert [(one.topic, one.indexed) for one in named.topics] == [(topics[2], None)]
+
+
 def log_table(connection: sqlite3.Connection) -> str:
     """Return the log table of the topic."""
     names = connection.execute(
-        "SELECT name FROM sqlite_master WHERE name LIKE 'log\\_%\\_%' ESCAPE '\\'"
+        "SELECT name FROM sqlite_master"
+        " WHERE type = 'table' AND name LIKE 'log\\_%\\_%' ESCAPE '\\'"
     )
     (found,) = [
         name

@@ -47,7 +47,7 @@ class Outage:
         self._replies = 0
 
     def _ask(self, step: str) -> None:
-        if not self._renewing and step.startswith("UPDATE leases"):
+        if not self._renewing and step.startswith("UPDATE brokers"):
             raise StorageUnavailable("the lease cannot be renewed, says the test")
         reading = isinstance(self._error, StorageReadOnly) and not step.startswith(_WRITES)
         if self._error is not None and not reading:

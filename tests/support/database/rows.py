@@ -5,7 +5,15 @@ from __future__ import annotations
 from escapement.storage.engine.base import Engine
 
 OF_THE_BROKER = {
-    *("schema_migrations", "log_identity", "leases", "journal", "journal_trim", "generations"),
+    *(
+        "schema_migrations",
+        "log_identity",
+        "leases",
+        "brokers",
+        "journal",
+        "journal_trim",
+        "generations",
+    ),
     *("last_checkpoint", "created_views", "shared_numbers"),
     *("jobs", "sqlite_sequence"),  # a job leaves one row after its commit
 }

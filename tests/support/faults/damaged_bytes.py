@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,19 @@ def scramble(index: Path) -> None:
     for path in index.glob("*.segment"):
         with suppress(FileNotFoundError), path.open("r+b") as file:
             file.write(b"\x5a" * path.stat().st_size)
+
+
+def flip_a_bit(index: Path, chance: random.Random) -> None:
+    """Change one bit of each segment, at random."""
+    for path in index.glob("*.segment"):
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            if not (size := path.stat().st_size):
+                continue  # the broker is still writing it
+            at = chance.randrange(size)
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << chance.randrange(8)]))
 
 
 @st.composite

@@ -17,6 +17,7 @@ T = TypeVar("T")
 COMMIT: Final = "Writer.write"  # one group of the commit pipeline
 KEYS: Final = "Plan.read_traits"  # a window, or a part of a backlog, from segments on disk
 ORDER: Final = "Plan.read"  # only the delivery order, from segments on disk
+BACKFILL: Final = "Backfiller._fetch"  # rows of the log that a lost index lacks
 FETCH: Final = "Fetch.read_there"  # payloads of a frame, from segments on disk
 
 # On the real clock, because a virtual clock may stand still or jump.
@@ -40,27 +41,39 @@ class Held:
     def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._kind = ""
+        self._passing = 0
         self._reached = trio.Event()
         self._released = trio.Event()
 
     async def __call__(self, function: Callable[..., T], /, *arguments: Any) -> T:
         await trio.lowlevel.checkpoint()
         if self._kind and getattr(function, "__qualname__", "") == self._kind:
+            self._passing -= 1
+            if self._passing >= 0:
+                return function(*arguments)
             self._reached.set()
             with trio.CancelScope(shield=True):
                 await self._released.wait()
         return function(*arguments)
 
     @contextmanager
-    def hold(self, kind: str) -> Iterator[None]:
-        """Hold calls of this kind until the ``with`` block ends."""
-        self._kind = kind
+    def hold(self, kind: str, passing: int = 0) -> Iterator[None]:
+        """Hold calls of this kind until the ``with`` block ends.
+
+        Args:
+          passing: how many calls run before one is held.
+        """
+        self._kind, self._passing = kind, passing
         self._reached, self._released = trio.Event(), trio.Event()
         try:
             yield
         finally:
-            self._kind = ""
-            self._released.set()
+            self.release()
+
+    def release(self) -> None:
+        """Let the held call run, and hold no more."""
+        self._kind = ""
+        self._released.set()
 
     async def reached(self) -> None:
         """Wait until a call is held; fail if none comes in time."""

@@ -60,6 +60,10 @@ SAMPLES: list[c.Command] = [
     c.Page(9, "public/default/t", 3, 3, COLUMN[:0], COLUMN[:0], COLUMN[:0], b""),
     c.Admin(8, "topics.list", {"namespace": "public/default", "deep": [{"a": [1, 2.5, None]}]}),
     c.AdminReply(8, ["a", {"b": b"c"}]),
+    c.Moved(9, 3, "broker-b:7650", 12),
+    c.Moved(0, 0, "", 0),
+    c.Lookup(11, "public/default/t"),
+    c.Owner(11, 3, "broker-b:7650", 12),
     c.Goodbye("done"),
 ]
 

@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
 import escapement
+from escapement.failpoints import VARIABLE
 from support.database.servers import free_port
 
 START_TIMEOUT_S: Final = 60
@@ -40,6 +41,8 @@ class BrokerProcess:
 
     # The script that runs a broker with limits.
     runner = Path(__file__).with_name("limited_broker.py")
+    # What that script needs besides the environment of this process.
+    environment: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -58,6 +61,8 @@ class BrokerProcess:
         self.data = data
         self.port = free_port()
         self.starts = 0
+        self.failpoints = ""  # of the next start; see ``escapement.failpoints``
+        self.clock_ahead_ms = 0  # of a broker with limits: how far its wall clock is ahead
         self._log_url = log_url
         self._options = options
         self._limits = limits
@@ -100,6 +105,7 @@ class BrokerProcess:
                 "port": self.port,
                 "limits": self._limits,
                 "tables": self._tables,
+                "clock_ahead_ms": self.clock_ahead_ms,
             }
             command = [sys.executable, str(self.runner), json.dumps(asked)]
         self.starts += 1
@@ -107,7 +113,12 @@ class BrokerProcess:
             err.write(f"-- start {self.starts} --\n".encode())
             err.flush()
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                command,
+                env={**os.environ, **self.environment, VARIABLE: self.failpoints},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
 
     def ready(self) -> bool:
@@ -154,6 +165,13 @@ class BrokerProcess:
         """Return the last 60 lines of its stderr."""
         return "\n".join(self._complained.read_text(errors="replace").splitlines()[-60:])
 
+    def lines(self, words: str) -> list[str]:
+        """Return the lines of its stderr that have these words, of all of its starts."""
+        if not self._complained.exists():
+            return []
+        lines = self._complained.read_text(errors="replace").splitlines()
+        return [line for line in lines if words in line]
+
     def rss_bytes(self) -> int:
         """Return its resident memory."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
@@ -184,13 +202,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
             await trio.sleep(0.02)
 
 
-async def until_it_starts(broker: BrokerProcess) -> None:
-    """Start a broker again and again while another one holds the lease."""
-    with trio.fail_after(START_TIMEOUT_S):
-        while True:
-            broker.launch()
-            await until(lambda: broker.ready() or not broker.running)
-            if broker.ready():
-                return
-            assert "lease_held" in broker.complaints()
-            await trio.sleep(0.1)
+async def until_it_takes_over(broker: BrokerProcess) -> None:
+    """Start a process, and wait until it has taken a bundle from another process."""
+    broker.start()
+    await until(lambda: "the broker owns the log" in broker.complaints())

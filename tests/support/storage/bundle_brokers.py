@@ -57,3 +57,19 @@ async def brokers(
                 await world.restart()
             yield worlds
             nursery.cancel_scope.cancel()
+
+
+async def publish_everywhere(worlds: list[World]) -> list[str]:
+    """Publish to a topic of each bundle, acknowledge some, and stop. Return the topics."""
+    topics = [names("x", bundle_id, 1)[0] for bundle_id in range(len(worlds))]
+    for topic, world in zip(topics, worlds, strict=True):
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", topic=topic, subscription="s")
+            async with await broker.producer(topic) as producer:
+                await producer.send_many([b"%d" % number for number in range(10)])
+                await producer.send_many([b"later"] * 10, delay="1h")
+            async with broker.consumer(topic, "s") as inbox:
+                await testing.arrived(inbox)
+                await inbox.ack(range(4), durable=True)
+        await world.stop()
+    return topics

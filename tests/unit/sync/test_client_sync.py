@@ -272,7 +272,7 @@ def test_batch_larger_than_the_buffer_of_the_socket_arrives_whole() -> None:
         hold = portal.start_task_soon(_hold, resume)
         with ThreadPoolExecutor(1) as pool:
             sent = pool.submit(producer.send_many, payloads)
-            until(broker, lambda: broker._broker._line.link._outgoing)  # the socket is full
+            until(broker, lambda: broker._broker._lines.first.link._outgoing)  # the socket is full
             resume.set()
             assert len(sent.result(60)) == 24
         hold.result()

@@ -27,6 +27,7 @@ FLOORS: list[set[str]] = [
         "dedup",
         "names",
         "durations",
+        "failpoints",
         "position",
         "properties",
         "recurrence",
@@ -47,10 +48,13 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
+    {"membership"},
     {
         "binary_logs",
         "broker_stats",
+        "cluster",
         "crash",
+        "directory",
         "lease_keeper",
         "limits",
         "log",
@@ -75,14 +79,16 @@ BROKER_FLOORS: list[set[str]] = [
     {"admin"},
     {"session", "side_port"},
     {"front"},
+    {"node"},
     {"server"},
 ]
 
 # The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "bootstrap_request", "data_directory", "directory", "engine", "offsets"},
-    {"binary_log", "bundles", "data_table", "encoding", "index", "lease", "removal", "schema"},
-    {"bulk_change", "inbox", "log"},
+    {"binary_log", "data_table", "encoding", "index", "members", "removal", "schema"},
+    {"bundles", "lease"},
+    {"bulk_change", "inbox", "log", "ownership"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state", "upgrade"},
     {"snapshot"},

@@ -80,6 +80,22 @@ def redeliver_unmarked(history: History) -> None:
     history.deliver("a", 0, 10, T0_MS, "k", False, T0_MS + 20, T0_MS + 20)
 
 
+def redeliver_without_a_cause(history: History) -> None:
+    history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS + 20, T0_MS + 20)
+    # One trouble ended long before, and one began afterwards.
+    history.troubles = [(T0_MS - 9_000, T0_MS - 8_000), (T0_MS + 9_000, T0_MS + 9_001)]
+
+
+def test_redelivery_after_a_return_or_a_trouble_is_explained() -> None:
+    """Invariant 6."""
+    history = clean()
+    history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS + 20, T0_MS + 20)
+    history.courses["a"][10].returned = 1
+    history.deliver("a", 1, 11, T0_MS, "k", True, T0_MS + 20, T0_MS + 20)
+    history.troubles = [(T0_MS + 12, T0_MS + 15)]
+    assert list(violations(history)) == []
+
+
 def deliver_cancelled_message(history: History) -> None:
     history.messages[0].cancelled_but_for = frozenset({"b"})
 
@@ -100,7 +116,7 @@ def test_message_confirmed_after_a_later_one_was_delivered_may_follow_it() -> No
 def dead_letter_unread(history: History) -> None:
     """Lose the deliveries of message 2 to ``a``, with one trouble less than those need."""
     history.messages[2].earliest_ms = T0_MS
-    history.troubles_ms = [T0_MS - 1, T0_MS + 1]
+    history.troubles = [(T0_MS - 1, T0_MS - 1), (T0_MS + 1, T0_MS + 1)]
     del history.courses["a"][12]
 
 
@@ -108,7 +124,7 @@ def test_message_may_die_unread_after_as_many_troubles_as_deliveries() -> None:
     """P6: a delivery counts when it is sent, and a kill loses unread data."""
     history = clean()
     dead_letter_unread(history)
-    history.troubles_ms.append(T0_MS + 2)
+    history.troubles.append((T0_MS + 2, T0_MS + 2))
     assert list(violations(history)) == []
 
 
@@ -116,6 +132,7 @@ def test_delivery_before_a_durable_ack_may_wait_in_the_inbox() -> None:
     """V2: the delivery counts from when the inbox was empty."""
     history = clean()
     history.courses["a"][10].durable_ms = T0_MS
+    history.courses["a"][10].returned = 1
     history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS, T0_MS + 60_000)
     assert list(violations(history)) == []
 
@@ -140,6 +157,7 @@ def test_clean_history_breaks_no_promise() -> None:
         (deliver_before_moved_time, "early"),
         (deliver_after_durable_ack, "again"),
         (redeliver_unmarked, "unmarked"),
+        (redeliver_without_a_cause, "repeated"),
         (deliver_cancelled_message, "cancelled"),
         (deliver_out_of_order, "order"),
     ],

@@ -5,6 +5,9 @@ consumer. When these are due, the broker is killed with SIGKILL and started agai
 from the start of the process until a consumer has the first of these overdue messages. The consumer
 then takes the others and acknowledges them durably.
 
+The broker may start without its delayed index, as on another machine. Then it must read messages
+from the log.
+
 An overdue message that does not arrive is lost. A message that arrives before its due time is
 early. A message that arrives twice, or again in a later run, is a duplicate. At the end of each run
 the broker reports its number of pending messages. If it is lower than the number published before
@@ -42,6 +45,7 @@ class Restart:
     overdue: int  # the number of messages that are overdue after the restart, in each run
     window_ms: int  # pending messages are due at random times within this window
     settle_ms: int  # how long the broker rests before the kill
+    without_index: bool = False  # whether the index is deleted before the broker starts again
 
 
 async def measure(setting: Setting, restart: Restart) -> Outcome:
@@ -55,6 +59,7 @@ async def measure(setting: Setting, restart: Restart) -> Outcome:
     described = setting.described() | {
         "window-ms": restart.window_ms,
         "rest-ms": restart.settle_ms,
+        "without-index": restart.without_index,
         "filled in s": round(filled, 1),
     }
     return Outcome("restart", on.engine, described, runs)
@@ -70,6 +75,8 @@ async def _once(on: Stage, topic: str, subscription: str, restart: Restart, what
     await sleep_until(int(overdue_ms[0]))
     on.setting.progress(f"{what}: waiting for the first delivery", 0, 1)
     on.host.kill()
+    if restart.without_index:
+        on.host.lose_index()
     began_s = trio.current_time()
     more: dict[str, Figure] = {"serving_after_s": round(await on.host.start(), 3)}
     async with connect(on.host.url) as broker:

@@ -35,11 +35,12 @@ from escapement.errors import (
     Unauthenticated,
     WrongBundle,
 )
-from escapement.storage.catalog.grants import put_grant, remove_grant
+from escapement.storage.catalog.grants import put_grant, read_grants, remove_grant
 from escapement.storage.catalog.tokens import (
     TokenRecord,
     insert_token,
     note_uses,
+    read_tokens,
     revoke_token,
 )
 from escapement.storage.engine.base import Connection
@@ -64,7 +65,7 @@ class Access:
     Args:
       changes: makes changes durable.
       bundle_id: the bundle that the broker owns. All bundles share tokens and grants, and only the
-        owner of bundle 0 changes them. The broker of another bundle has them as of its start.
+        owner of bundle 0 changes them. The other brokers read them again after a change.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class Access:
         if self._bundle_id:
             raise WrongBundle(
                 "All bundles share the tokens and grants. Only the broker that owns bundle 0"
-                f" changes them, and this broker owns bundle {self._bundle_id}."
+                f" changes them, and this broker owns bundle {self._bundle_id}.",
+                0,
             )
 
     # -- clients ---------------------------------------------------------------
@@ -306,6 +308,16 @@ class Access:
                 "patterns that cover more topics."
             )
         return Grant(role, pattern, actions)
+
+    async def refresh(self) -> None:
+        """Read tokens and grants again, because another broker has changed them."""
+        async with self._changes.alone(_LOCK):
+            tokens, grants = await self._changes.durably(
+                lambda connection: (read_tokens(connection), read_grants(connection))
+            )
+            self._tokens = {token.id: token for token in tokens}
+            self.rights = Rights(grants)
+            self._changed.set()
 
     # -- tasks -----------------------------------------------------------------
 

@@ -208,6 +208,11 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "grants.remove": (pattern("admin", "pattern"),),
     "broker.stats": (everything("peek"),),
     "broker.update": (everything("admin"),),
+    "cluster.status": (everything("peek"),),
+    "cluster.drain": (everything("admin"),),
+    "cluster.undrain": (everything("admin"),),
+    "cluster.move": (everything("admin"),),
+    "cluster.bundles": (everything("admin"),),
 }
 
 COMMAND_NEEDS: Final[dict[type[wire.Command], Row]] = {
@@ -222,6 +227,8 @@ COMMAND_NEEDS: Final[dict[type[wire.Command], Row]] = {
     wire.Ping: (),
     wire.Pong: (),
     wire.Goodbye: (),
+    # Every client may ask which broker it has to connect to.
+    wire.Lookup: (),
     # Checked by its verb, in VERB_NEEDS.
     wire.Admin: (),
     # Checked when the producer was opened.

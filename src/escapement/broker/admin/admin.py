@@ -13,6 +13,7 @@ from typing import Any, Final
 from escapement.broker.access.caller import Caller
 from escapement.broker.admin import (
     bulk,
+    cluster,
     dlq,
     grants,
     groups,
@@ -84,6 +85,7 @@ VERBS: Final[dict[str, Verb]] = {
     **tables.VERBS,
     **tokens.VERBS,
     **grants.VERBS,
+    **cluster.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
 }

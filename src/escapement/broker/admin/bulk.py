@@ -60,7 +60,7 @@ async def _preview(broker: Broker, given: Arguments) -> BulkPreview:
     wanted = _wanted(given)
     given.end()
     changes = broker.services.bulk_changes
-    target, _ = changes.target(wanted)
+    target, _ = await changes.target(wanted)
     turn = broker.look(by_content=True)
     found = await changes.selector.preview(target, wanted.filter, _MOST_COUNTED, turn)
     return {"messages": found.messages, "complete": found.complete}
@@ -86,7 +86,7 @@ async def _list(broker: Broker, given: Arguments) -> list[ListedBulkChange]:
 async def _show(broker: Broker, given: Arguments) -> ListedBulkChange:
     topic, id = given.topic_name("topic"), given.number("id")
     given.end()
-    return _plain(broker.services.bulk_changes.find(topic, id))
+    return _plain(await broker.services.bulk_changes.find(topic, id))
 
 
 async def _stop(broker: Broker, given: Arguments) -> ListedBulkChange:

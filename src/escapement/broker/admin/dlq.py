@@ -62,7 +62,8 @@ async def _list(broker: Broker, given: Arguments) -> list[DeadLetter]:
     most = min(given.optional_number("count") or 10, MAX_MESSAGES)
     given.end()
     rows: list[DeadLetter] = []
-    async with broker.look(), aclosing(broker.services.dead_letters.pages(whose)) as pages:
+    found = await broker.services.dead_letters.pages(whose)
+    async with broker.look(), aclosing(found) as pages:
         async for page in pages:
             async with broker.answering:
                 wanted = np.arange(min(most - len(rows), len(page.offsets)))

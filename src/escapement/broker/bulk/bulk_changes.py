@@ -53,7 +53,7 @@ from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import EscapementError, LimitExceeded, NotFound
+from escapement.errors import EscapementError, LimitExceeded, NotFound, WrongBundle
 from escapement.event_log import EventLog
 from escapement.message import Int64s
 from escapement.names import TopicName
@@ -112,12 +112,28 @@ class BulkChanges:
         """Return all bulk changes, the latest first."""
         return sorted(self._by_id.values(), key=lambda one: -one.id)
 
-    def find(self, topic: TopicName, id: int) -> BulkChange:
+    async def find(self, topic: TopicName, id: int) -> BulkChange:
         """Return a bulk change of a topic.
 
         Raises:
           NotFound: if there is none with this id.
+          WrongBundle: if the broker of another bundle carries it out. That may be the bundle of a
+            dead-letter topic.
         """
+        bundle = self._registry.bundle
+        if id not in self._by_id and not bundle.is_only:
+            there = await self._changes.durably(
+                lambda connection: bulk_change.bundle_of(connection, id)
+            )
+            if there is not None and there != bundle.id:
+                raise WrongBundle(
+                    f"Bundle {there} has the bulk change {id}, and this broker owns bundle"
+                    f" {bundle.id}. Ask the broker that owns bundle {there}.",
+                    there,
+                )
+        return self._find(topic, id)
+
+    def _find(self, topic: TopicName, id: int) -> BulkChange:
         found = self._by_id.get(id)
         if found is None or found.topic != topic.full:
             raise NotFound(
@@ -125,15 +141,16 @@ class BulkChanges:
             )
         return found
 
-    def target(self, wanted: BulkRequest) -> tuple[Target, Topic | None]:
+    async def target(self, wanted: BulkRequest) -> tuple[Target, Topic | None]:
         """Return where the messages of a request lie, and that topic if it exists yet.
 
         Raises:
           NotFound: if the topic, or the subscription of a redrive, does not exist.
+          WrongBundle: if the messages lie in another bundle.
         """
         if wanted.whose is None:
             return Target(wanted.topic, None), self._registry.topic(wanted.topic)
-        topic = self._dead_letters.topic_of(wanted.whose)
+        topic = await self._dead_letters.topic_of(wanted.whose)
         return Target(wanted.topic if topic is None else topic.name, wanted.whose), topic
 
     async def start(self, wanted: BulkRequest) -> BulkChange:
@@ -141,6 +158,7 @@ class BulkChanges:
 
         Raises:
           NotFound: if the topic, or the subscription of a redrive, does not exist.
+          WrongBundle: if the messages lie in another bundle.
           DelaysDisabled, DelayTooLong: if the topic does not accept the latest of the new times.
           LimitExceeded: if too many bulk changes have not ended.
         """
@@ -150,11 +168,11 @@ class BulkChanges:
                     f"{len(self._waiting)} bulk changes have not ended, which is the maximum. "
                     "Wait for them, or stop some."
                 )
-            target, topic = self.target(wanted)
+            target, topic = await self.target(wanted)
             if topic is None:
                 raise NotFound(f"{target} has no dead letters.")
             change = wanted.begun(topic, self._clock.now_ms())
-            self._slices.check(topic, change)
+            await self._slices.check(topic, change)
             change.id = await self._changes.durably(
                 lambda connection: bulk_change.create(connection, change, self._registry.bundle.id)
             )
@@ -183,9 +201,9 @@ class BulkChanges:
           NotFound: if there is none with this id.
           StorageUnavailable: if the database accepts no writes now; it goes on.
         """
-        self.find(topic, id)
+        await self.find(topic, id)
         async with self._turn:
-            change = self.find(topic, id)
+            change = self._find(topic, id)
             if not change.has_ended:
                 await self._end(change, BulkState.STOPPED)
         return change

@@ -16,6 +16,7 @@ import trio
 from escapement.broker.inbox.dead_letters import DeadLetters, Whose
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import select
+from escapement.broker.log.backfill import Backfill
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.clock import Clock
@@ -84,6 +85,7 @@ class Selector:
 
     Args:
       run: makes the blocking calls of searches.
+      backfill: while it runs, selections wait, because the index may lack messages.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class Selector:
         dead_letters: DeadLetters,
         run: Run,
         clock: Clock,
+        backfill: Backfill,
     ) -> None:
         self._registry = registry
         self._index = index
         self._dead_letters = dead_letters
         self._run = run
         self._clock = clock
+        self._backfill = backfill
 
     def pages(self, target: Target, filter: Filter) -> AsyncGenerator[Int64s, None]:
         """Return the offsets of the pending messages that match, in pages read on demand.
@@ -126,6 +130,7 @@ class Selector:
         Args:
           turn: entered for each page, so that several searches take turns.
         """
+        await self._backfill.whole_index()
         found, until_s = OffsetSet(), trio.current_time() + _PREVIEW_S
         async with aclosing(self.pages(target, filter)) as pages:
             while len(found) <= most and trio.current_time() < until_s:
@@ -139,6 +144,7 @@ class Selector:
     async def _of_topic(self, name: TopicName, sought: Sought) -> AsyncGenerator[Int64s, None]:
         after: Key | None = sought.start
         while after is not None:
+            await self._backfill.ended()
             topic = self._registry.topic(name)
             now_ms = self._clock.now_ms()
             found = await select(topic, self._index, self._run, now_ms, sought, after)
@@ -147,7 +153,8 @@ class Selector:
             yield found.offsets
 
     async def _of_dead_letters(self, whose: Whose, sought: Sought) -> AsyncGenerator[Int64s, None]:
-        async with aclosing(self._dead_letters.pages(whose)) as pages:
+        await self._backfill.ended()
+        async with aclosing(await self._dead_letters.pages(whose)) as pages:
             async for page in pages:
                 here = (page.due_ms >= sought.start.due_ms) & (page.due_ms < sought.stop.due_ms)
                 if sought.by_content:

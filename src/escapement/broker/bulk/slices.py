@@ -48,7 +48,7 @@ class Slices:
         self._clock = clock
         self._limits = limits
 
-    def check(self, topic: Topic, change: BulkChange) -> None:
+    async def check(self, topic: Topic, change: BulkChange) -> None:
         """Check that a new bulk change may set the latest of its due times.
 
         Args:
@@ -60,7 +60,7 @@ class Slices:
         """
         whose = whose_of(change)
         if whose is not None:
-            self._dead_letters.check_redrive(whose, change.spread_ms)
+            await self._dead_letters.check_redrive(whose, change.spread_ms)
         elif change.action is not Action.CANCEL and _has_time(change):
             latest = Times(at_ms=np.array([(change.at_ms or 0) + change.spread_ms]))
             by_policy = change.action is Action.RESCHEDULE

@@ -39,6 +39,7 @@ from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
+from escapement.failpoints import failpoint
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.index import Key
 from escapement.storage.index.delivery_order import DeliveryOrder
@@ -188,6 +189,7 @@ class Pump:
         moved = False
         while topic.wants_window(self._clock.now_ms()):
             reader, plan = topic.begin_window()
+            failpoint("window_load")
             topic.end_window(reader, *await read_from(plan, self._run, plan.read_traits))
             moved = True
             await trio.lowlevel.checkpoint()

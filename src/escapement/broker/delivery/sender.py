@@ -191,7 +191,7 @@ class Sender:
         fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, staged)
         # Messages in the range that is being filled in from the log may have left the index since
         # the subscription found them.
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        unfilled = subscription.unfilled
         large = subscription.scatters and rows.height >= _SCATTERED_ROWS
         at_hand = not large and fetch.in_memory
         try:

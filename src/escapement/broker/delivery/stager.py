@@ -94,7 +94,7 @@ class Stager:
         step = topic.sizes.frame_messages(_PIECE_ROWS, _PIECE_BYTES)
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
         fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        unfilled = subscription.unfilled
         return await self._run(_read_fetches, pieces, fetches, unfilled, self._room_bytes())
 
     def _room_bytes(self) -> int:

@@ -11,6 +11,7 @@ machine only, unless the operator allows more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -59,11 +60,20 @@ class Bootstrap:
     """The requests for a first token in the data directory of a broker.
 
     Args:
-      required: whether the broker may not serve without a token.
+      find_broker: returns the broker of bundle 0, which changes the tokens of all bundles; None if
+        this process does not run it. Requests then wait.
+      required: whether the process may not serve without a token.
     """
 
-    def __init__(self, broker: Broker, directory: Path, required: bool) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        engine: Engine,
+        find_broker: Callable[[], Broker | None],
+        directory: Path,
+        required: bool,
+    ) -> None:
+        self._engine = engine
+        self._find_broker = find_broker
         self._directory = directory
         self._required = required
         self._refused = ""  # the reason why the request that is there is not taken
@@ -75,12 +85,19 @@ class Bootstrap:
           StorageError: if the broker needs a token and has none.
         """
         await self.take()
-        if self._required and self._broker.services.access.is_open:
+        if self._required and await self._is_open():
             raise StorageError(
                 "The broker would listen to other machines without access control, because it "
                 f"could not create the first token: {self._refused or 'the request is gone'}. Run "
                 f"`escapement admin bootstrap --data {self._directory}` again."
             )
+
+    async def _is_open(self) -> bool:
+        """Return whether the log has no tokens."""
+        broker = self._find_broker()
+        if broker is not None:
+            return broker.services.access.is_open
+        return not await trio.to_thread.run_sync(has_tokens, self._engine)
 
     async def run(self) -> None:
         """Take requests until cancelled."""
@@ -95,7 +112,13 @@ class Bootstrap:
             if request is None:
                 self._refused = ""
                 return
-            access = self._broker.services.access
+            broker = self._find_broker()
+            if broker is None:
+                raise StorageError(
+                    "another broker owns bundle 0 and changes the tokens. Run `escapement admin"
+                    " bootstrap` with its data directory."
+                )
+            access = broker.services.access
             await access.bootstrap(request.role, request.id, request.digest)
             BootstrapRequest.remove(self._directory)
         except (EscapementError, OSError) as error:

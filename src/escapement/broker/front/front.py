@@ -1,4 +1,7 @@
-"""The connections of one broker: each is admitted, secured by TLS, and served by a session."""
+"""The connections of a process: each is admitted, secured by TLS, and served by a session.
+
+The process may run several brokers. The function ``choose`` says which of them serves a connection.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from typing import Final
 import trio
 
 from escapement.broker.broker import Broker
+from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.front.admission import Admission, Seat
 from escapement.broker.front.certificates import Certificates, role_of
 from escapement.broker.front.lobby import First, Guest, Lobby
-from escapement.broker.session import Session
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.session import Choose, Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory
 from escapement.broker.session.tls_transport import TlsTransport
-from escapement.errors import Busy, EscapementError, ProtocolError, ShuttingDown
+from escapement.errors import Busy, EscapementError, ProtocolError
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol.connection import Connection
 
@@ -26,32 +31,47 @@ _LAST_WORDS_S: Final = 1.0
 
 
 class Front:
-    """The connections of one broker.
+    """The connections of a process.
 
     Args:
+      choose: returns the broker that serves a connection; see ``Session``. It returns only brokers
+        that have started.
+      limits: the limits of all connections.
+      output: the bound on queued output, which the brokers share.
       certificates: the TLS settings of new connections; None: connections have no TLS.
     """
 
-    def __init__(self, broker: Broker, certificates: Certificates | None = None) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        choose: Choose,
+        limits: BrokerLimits,
+        output: OutputBound,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._choose = choose
+        self._limits = limits
+        self._output = output
         self._certificates = certificates
         self._sessions: set[Session] = set()
-        limits = broker.config.limits
         self._admission = Admission(
             limits.connections, limits.connections_per_address, limits.greetings
         )
         self._inbound = Inbound(limits.inbound_bytes, limits.inbound_timeout_s)
         self._request_memory = RequestMemory(limits.request_bytes)
-        self._ending = False
-        self._session_ended = trio.Event()
+        self._session_ended = trio.lowlevel.ParkingLot()
+
+    @classmethod
+    def of_broker(cls, broker: Broker, certificates: Certificates | None = None) -> Front:
+        """Return a front for one broker, which serves all connections."""
+        return cls(lambda features: broker, broker.config.limits, broker.output, certificates)
 
     async def run_broker(
-        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, broker: Broker, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Run the broker. When it stops, tell all peers after their last receipts are queued."""
-        self._broker.on_stop(self.say_goodbye)
-        self._broker.on_end(self.end_sessions)
-        await self._broker.run(task_status=task_status)
+        """Run a broker. When it stops, tell its peers after their last receipts are queued."""
+        broker.on_stop(lambda: self.say_goodbye(broker))
+        broker.on_end(lambda: self.end_sessions(broker))
+        await broker.run(task_status=task_status)
 
     async def accept(self, listeners: list[trio.SocketListener], nursery: trio.Nursery) -> None:
         """Accept connections forever. An error in one connection does not disturb the others."""
@@ -59,7 +79,7 @@ class Front:
         def serve(guest: Guest, first: First) -> None:
             nursery.start_soon(self._serve_guest, guest, first)
 
-        timeout_s = self._broker.config.limits.handshake_timeout_s
+        timeout_s = self._limits.handshake_timeout_s
         lobby = Lobby(self._admission, timeout_s, self._certificates is None, serve)
         async with trio.open_nursery() as accepting:
             accepting.start_soon(lobby.watch)
@@ -92,7 +112,7 @@ class Front:
             await _turn_away(stream, error)
             return
         with seat, scope:
-            greet_by_s = trio.current_time() + self._broker.config.limits.handshake_timeout_s
+            greet_by_s = trio.current_time() + self._limits.handshake_timeout_s
             await self._serve_seated(stream, seat, greet_by_s)
 
     async def _secured(
@@ -120,18 +140,13 @@ class Front:
         return secured
 
     async def _serve_seated(self, stream: trio.abc.Stream, seat: Seat, greet_by_s: float) -> None:
-        if self._broker.stopping or self._ending:
-            await _turn_away(stream, ShuttingDown("the broker is stopping"))
-        else:
-            await self._run_session(stream, seat, greet_by_s)
-
-    async def _run_session(self, stream: trio.abc.Stream, seat: Seat, greet_by_s: float) -> None:
         session = Session(
-            self._broker,
+            self._choose,
             stream,
-            self._broker.config.limits,
+            self._limits,
             self._inbound,
             self._request_memory,
+            self._output,
             greet_by_s=greet_by_s,
             on_greeted=seat.greeted,
             certificate_role=certificate_role(stream),
@@ -142,25 +157,33 @@ class Front:
                 await _until_its_end(session)
         finally:
             self._sessions.discard(session)
-            self._session_ended.set()
+            self._session_ended.unpark_all()
 
-    def count(self) -> int:
-        """Return the number of connections."""
-        return len(self._sessions)
+    def count_of(self, broker: Broker) -> int:
+        """Return the number of connections of a broker."""
+        return len(self._sessions_of(broker))
 
-    def say_goodbye(self) -> None:
-        """Tell every peer that the broker is stopping."""
-        for session in self._sessions:
-            session.say_goodbye("the broker is stopping")
+    def say_goodbye(self, broker: Broker) -> None:
+        """Tell the peers of a broker that it is stopping, and where its bundle goes."""
+        directory = broker.directory
+        for session in self._sessions_of(broker):
+            if directory.count > 1:
+                session.moved(directory.owner_of(broker.bundle_id))
+            else:
+                session.say_goodbye("the broker is stopping")
 
-    async def end_sessions(self) -> None:
-        """End all sessions, and wait for the calls that they run in threads."""
-        self._ending = True
-        for session in self._sessions:
+    async def end_sessions(self, broker: Broker) -> None:
+        """End all sessions of a broker, and wait for the calls that they run in threads.
+
+        No new session of it begins, because the broker is not serving any more.
+        """
+        for session in self._sessions_of(broker):
             session.end()
-        while self._sessions:
-            self._session_ended = trio.Event()
-            await self._session_ended.wait()
+        while self._sessions_of(broker):
+            await self._session_ended.park()
+
+    def _sessions_of(self, broker: Broker) -> list[Session]:
+        return [session for session in self._sessions if session.broker is broker]
 
 
 async def _until_its_end(session: Session) -> None:

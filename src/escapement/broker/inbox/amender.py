@@ -181,6 +181,7 @@ class Amender:
         keys = frozenset(one.request.key for one in bounded if one.request.key)
         by_dedup, by_key = iter(()), dict[bytes, Int64s]()
         if keys:
+            await topic.index_backfill.ended()
             by_key = await select_keys(
                 topic, self._index, self._run, self._clock.now_ms(), keys, self._searching
             )

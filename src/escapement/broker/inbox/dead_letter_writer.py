@@ -43,6 +43,7 @@ from escapement.errors import (
     WrongBundle,
 )
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.message import MessageBatch
 from escapement.names import TopicName
 from escapement.position import EARLIEST
@@ -175,6 +176,7 @@ class DeadLetterWriter:
             raise StorageUnavailable(
                 "dead letters cannot be stored while the database accepts no writes"
             )
+        failpoint("dead_letter")
         # No ``await`` from here to the submission, so that no acknowledged message gets a copy.
         fits = dead_letter.sizes(batch) <= dead_letter.MAX_MESSAGE_BYTES
         at = np.flatnonzero(fits & ~subscription.acked.contains(dead.rows.offsets))
@@ -225,7 +227,7 @@ class DeadLetterWriter:
     ) -> MessageBatch:
         fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
         # The index may have dropped messages in the range that the filler has still to add.
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        unfilled = subscription.unfilled
         there, batch = await read_from(fetch, self._run, fetch.read_there, *unfilled)
         if there is not None:
             raise StorageUnavailable("dead messages are not yet in the index again")

@@ -10,6 +10,9 @@ publishes the messages again.
 A dead-letter topic may serve several subscriptions; a request sees only the dead letters of one. If
 a subscription was deleted or got another dead-letter topic, requests for its earlier dead letters
 name the dead-letter topic that has them.
+
+If the database has several bundles of topics, the broker of the dead-letter topic carries requests
+out. The inbox relay of the original topic's bundle moves the inbox entries of a redrive.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 import trio
 
+from escapement.broker.inbox.original_topics import OriginalTopics
 from escapement.broker.inspection.moved_keys import with_passed
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
@@ -34,6 +38,7 @@ from escapement.message import Bools, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.spread import places_ms, seeds
 from escapement.storage.blocking import Run, read_from
+from escapement.storage.catalog.catalog import Namespace
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
 from escapement.storage.inbox.entry import InboxEntry
@@ -102,7 +107,8 @@ class DeadLetters:
     """Answers requests about dead letters.
 
     Args:
-      check_times: checks that a topic accepts messages with some times.
+      originals: the topics that dead letters came from.
+      check_times: checks that a namespace accepts messages with some times.
     """
 
     def __init__(
@@ -112,8 +118,10 @@ class DeadLetters:
         log: LogReader,
         pipeline: CommitPipeline,
         run: Run,
-        check_times: Callable[[Topic, Times], None],
+        originals: OriginalTopics,
+        check_times: Callable[[Namespace, Times], None],
     ) -> None:
+        self._originals = originals
         self._registry = registry
         self._index = index
         self._log = log
@@ -122,19 +130,20 @@ class DeadLetters:
         self._check_times = check_times
         self._ending = trio.Semaphore(_ENDING)
 
-    def topic_of(self, whose: Whose) -> Topic | None:
+    async def topic_of(self, whose: Whose) -> Topic | None:
         """Return the topic with the dead letters; None if it does not exist yet. See ``pages``."""
-        found = self._find(whose)
+        found = await self._find(whose)
         return None if found is None else found.topic
 
-    def pages(self, whose: Whose) -> AsyncGenerator[Page, None]:
+    async def pages(self, whose: Whose) -> AsyncGenerator[Page, None]:
         """Return the pending dead letters of a subscription, in pages that are read on demand.
 
         Raises:
           NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
             does not exist.
+          WrongBundle: if the dead-letter topic belongs to another bundle.
         """
-        return self._pages(self._find(whose), None)
+        return self._pages(await self._find(whose), None)
 
     async def count(
         self, whose: Whose, only: Int64s | None, most: int, after: Key = KEY_MIN
@@ -148,12 +157,10 @@ class DeadLetters:
         Returns:
           The count, and the key to continue from; None if all are counted.
 
-        Raises:
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
+        Raises the errors of ``pages``.
         """
-        counted = 0
-        async with aclosing(self._pages(self._find(whose), only, after)) as found:
+        counted, dlq = 0, await self._find(whose)
+        async with aclosing(self._pages(dlq, only, after)) as found:
             async for page in found:
                 counted += len(page.offsets)
                 if counted >= most:
@@ -166,7 +173,7 @@ class DeadLetters:
         Raises:
           NotFound: if there is none, or the subscription or its topic does not exist.
         """
-        dlq = self._find(whose)
+        dlq = await self._find(whose)
         if dlq is not None and 0 <= offset < dlq.topic.next_offset:
             offsets, moves = np.array([offset]), dlq.topic.amendments.moves
             found, _ = await self._log.published(dlq.topic.id, offsets, moves, 0)
@@ -189,19 +196,17 @@ class DeadLetters:
 
         Raises:
           DelaysDisabled, DelayTooLong: if the topic does not accept delays up to ``spread_ms``.
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
+          NotFound: as ``pages``.
           StorageUnavailable: if the database accepts no writes now.
         """
-        self.check_redrive(whose, spread_ms)
-        return await self._end(self._find(whose), only, most, _redriving(spread_ms))
+        await self.check_redrive(whose, spread_ms)
+        return await self._end(await self._find(whose), only, most, _redriving(spread_ms))
 
-    def check_redrive(self, whose: Whose, spread_ms: int) -> None:
+    async def check_redrive(self, whose: Whose, spread_ms: int) -> None:
         """Check that dead letters can be sent back to their original topic; see ``redrive``."""
-        self._registry.topic_record(whose.topic)  # raises NotFound if it does not exist
+        namespace = await self._originals.namespace(whose.topic)
         if spread_ms:
-            longest = Times(delay_ms=np.array([spread_ms]))
-            self._check_times(self._registry.topic(whose.topic), longest)
+            self._check_times(namespace, Times(delay_ms=np.array([spread_ms])))
 
     async def redrive_these(
         self, whose: Whose, offsets: Int64s, spread_ms: int, passed_ms: int
@@ -216,11 +221,11 @@ class DeadLetters:
           spread_ms: scatter the due times over this span.
           passed_ms: how much of the span has passed already.
         """
-        self.check_redrive(whose, spread_ms)
+        await self.check_redrive(whose, spread_ms)
         ended = 0
         async with self._ending:
             while len(offsets):
-                dlq = self._find(whose)
+                dlq = await self._find(whose)
                 if dlq is None:
                     break
                 moves = dlq.topic.amendments.moves
@@ -241,24 +246,20 @@ class DeadLetters:
           only: the offsets in the dead-letter topic of those to delete; None: all.
 
         Raises:
-          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
-            does not exist.
+          NotFound: as ``pages``.
           StorageUnavailable: if the database accepts no writes now.
         """
-        return await self._end(self._find(whose), only, most, lambda dlq, page: lambda fresh: ())
+        dlq = await self._find(whose)
+        return await self._end(dlq, only, most, lambda dlq, page: lambda fresh: ())
 
-    def _find(self, whose: Whose) -> _DeadLetterTopic | None:
+    async def _find(self, whose: Whose) -> _DeadLetterTopic | None:
         """Return the dead-letter topic; None if it or its ``dead-letters`` does not exist yet.
 
-        Raises:
-          NotFound: if ``whose.lie_in``, or without it the subscription or its topic, does not
-            exist.
+        Raises the errors of ``pages``.
         """
         lie_in = whose.lie_in
         if lie_in is None:
-            origin = self._registry.topic(whose.topic)
-            record = self._registry.subscription_record(origin, whose.subscription)
-            lie_in = dead_letter.target(whose.topic, whose.subscription, record.policy)
+            lie_in = await self._originals.dead_letter_topic(whose.topic, whose.subscription)
             if lie_in.full not in self._registry.topics:
                 return None
         found = self._registry.topic(lie_in)
@@ -311,6 +312,7 @@ class DeadLetters:
         """
         if dlq is None:
             return
+        await dlq.topic.index_backfill.whole_index()
         end = dlq.topic.next_offset  # dead letters that arrive later wait for the next request
         begin, moves = at, dlq.topic.amendments.moves
         met = OffsetSet()  # those yielded: a rescheduled dead letter may be found twice

@@ -31,6 +31,7 @@ from escapement.broker.publishing.outcome import (
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.topic.topic import Topic
+from escapement.failpoints import failpoint
 from escapement.message import Bools, Int64s
 from escapement.names import TopicName
 from escapement.protocol.amend_status import AmendStatus
@@ -92,6 +93,7 @@ class Amending:
                 break
             moves = topic.amendments.moves
             first_ms[unknown], _ = await self._log.times(topic.id, wanted[unknown], moves)
+        failpoint("cancel")
         outcome = decision.outcome()
         self._cancel(topic, wanted, outcome, past, partial(done, outcome.take(back)))
 

@@ -34,6 +34,7 @@ from escapement.group_names import members_of
 from escapement.message import NO_TIME, NO_TIMES, Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.sorting import bounds
+from escapement.storage.catalog.catalog import Namespace
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Append
 
@@ -297,7 +298,13 @@ class Publishing:
     def check_times(self, topic: Topic, times: Times) -> None:
         """Check that a topic accepts messages with these delays or delivery times.
 
-        This does not include the delay policy of the topic; see ``obeying``.
+        This does not include the delay policy of the topic; see ``obeying``. Raises the errors of
+        ``check_times_in``.
+        """
+        self.check_times_in(topic.namespace, times)
+
+    def check_times_in(self, namespace: Namespace, times: Times) -> None:
+        """Check that a namespace accepts messages with these delays or delivery times.
 
         Raises:
           DelaysDisabled: a time is given, and the namespace does not accept delayed messages.
@@ -311,10 +318,10 @@ class Publishing:
             raise InvalidRequest("a delay or delivery time is negative")
         if not times.given:
             return
-        if not topic.namespace.delays_enabled:
+        if not namespace.delays_enabled:
             raise DelaysDisabled(
-                f"delayed messages are disabled in {topic.name.namespace_full}; enable them "
-                "with `escapement admin namespaces enable-delayed-message`"
+                f"delayed messages are disabled in {namespace.tenant}/{namespace.name}; enable "
+                "them with `escapement admin namespaces enable-delayed-message`"
             )
         most_ms = self._limits.max_delay_ms
         now_ms = self._clock.now_ms()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.backfill import Backfill
 from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
@@ -42,6 +43,7 @@ class Activation:
       on_change: called with a topic that got a new or another subscription.
       on_dead: called with a subscription that has new dead messages.
       totals: the counters of the whole broker.
+      backfill: whether the index lacks messages of the log that are being added.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Activation:
         on_change: Callable[[Topic], None],
         on_dead: Callable[[Subscription], None],
         totals: Totals,
+        backfill: Backfill,
     ) -> None:
         self._pipeline = pipeline
         self._index = index
@@ -77,6 +80,7 @@ class Activation:
         self._on_change = on_change
         self._on_dead = on_dead
         self._totals = totals
+        self._backfill = backfill
         self.recovered_at_ms = clock.now_ms()
         # Whether the journal is being replayed. It may still add attempts to new subscriptions, so
         # they are not begun.
@@ -102,6 +106,7 @@ class Activation:
             self._budget,
             DedupKeys(self._key_budget),
             self._replace_budget,
+            self._backfill,
         )
         self._passive.move_topic(topic)
         self._pipeline.open_topic(record.id, end)
@@ -145,6 +150,7 @@ class Activation:
             self._totals,
             # Subscriptions with higher ids did not exist when the earlier broker delivered.
             self.doubtful_until_ms if record.id < self._doubtful_below_id else 0,
+            self._backfill,
         )
         if record.kind == "shared":
             mark = _first_mark(topic, record, new=new)

@@ -52,12 +52,12 @@ class Ground:
     index: DelayedIndex
     # By lane, up to where in the journal the index has the messages; empty if the index is empty.
     index_positions: dict[int, JournalPosition]
-    rebuild: bool  # whether the whole log must be read, because no usable index exists
+    # Whether the whole log must be read, because no usable index exists. The broker does so while
+    # it serves (broker/upkeep/backfiller.py).
+    rebuild: bool
 
     def missing(self) -> Iterator[list[LogRow]]:
-        """Return the log rows that the index lacks, in order, in bounded steps. Blocking."""
-        if self.rebuild:
-            return self.log.scan(self.connection, _STEP_BYTES)
+        """Return the log rows of the journal that the index lacks, in bounded steps. Blocking."""
         return self.log.read_rows(self.connection, self._missing_keys(), _STEP_BYTES)
 
     def _missing_keys(self) -> Iterator[RowKey]:
@@ -95,7 +95,7 @@ def survey(
                 _log.warning(
                     "index.foreign",
                     "the delayed index belongs to another log, or another broker has written"
-                    " checkpoints since; rebuilding it",
+                    " checkpoints since, or it was not filled to its end; rebuilding it",
                 )
                 index, manifest = _fresh_index(directory, limits), None
         # Without a usable index, all log rows are needed. The journal names all of them only if no

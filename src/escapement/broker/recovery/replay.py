@@ -186,6 +186,8 @@ class Replay:
         return self._activation.subscriptions[subscription_id]
 
     async def _replay_rows(self) -> None:
+        if self._ground.rebuild:
+            return  # the backfill adds all rows of the log while the broker serves
         index = self._ground.index
         missing = self._ground.missing()
         while (rows := await self._run(next, missing, None)) is not None:

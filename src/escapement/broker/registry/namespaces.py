@@ -63,6 +63,7 @@ class Namespaces:
         self._by_name: dict[str, Namespace] = {}
         self._names: dict[int, str] = {}  # full names by id
         self.deleting: set[int] = set()  # ids of namespaces that are being deleted
+        self._made = 0  # the number of changes that this broker has made
 
     def load(self, namespaces: Iterable[Namespace], deleting: Iterable[int]) -> None:
         """Add the namespaces that the database has, when the broker starts.
@@ -78,6 +79,26 @@ class Namespaces:
         full = f"{namespace.tenant}/{namespace.name}"
         self._by_name[full] = namespace
         self._names[namespace.id] = full
+        self._made += 1
+
+    async def refresh(self) -> None:
+        """Read all namespaces again, because the broker of another bundle has changed one."""
+
+        def read(connection: Connection) -> tuple[list[Namespace], list[int]]:
+            found = list(catalog.read_namespaces(connection))
+            return found, removal.marked(connection, "namespace")
+
+        made = -1
+        while made != self._made:  # a change of this broker may have come after the reading
+            made = self._made
+            namespaces, deleting = await self._changes.durably(read)
+        old = self._by_name
+        self._by_name, self._names = {}, {}
+        self.load(namespaces, deleting)
+        for full, namespace in self._by_name.items():
+            if old.get(full, namespace) != namespace:
+                with trio.CancelScope(shield=True):
+                    await self._on_change(namespace)
 
     def __iter__(self) -> Iterator[Namespace]:
         """Iterate over all namespaces, ordered by name."""
@@ -141,7 +162,8 @@ class Namespaces:
         if self._bundle.id:
             raise WrongBundle(
                 f"All bundles share the namespace {name.full}. Only the broker that owns bundle 0"
-                f" changes it, and this broker owns bundle {self._bundle.id}."
+                f" changes it, and this broker owns bundle {self._bundle.id}.",
+                0,
             )
 
     async def set_delays(
@@ -208,7 +230,7 @@ class Namespaces:
     async def _change(self, name: NamespaceName, new: Namespace) -> None:
         self._check_bundle(name)
         await self._changes.durably(lambda connection: catalog.update_namespace(connection, new))
-        self._by_name[name.full] = new
+        self._enter(new)
         with trio.CancelScope(shield=True):  # a stored change must take effect
             await self._on_change(new)
 
@@ -228,20 +250,18 @@ class Namespaces:
 
         Raises:
           NotFound: if the namespace does not exist.
-          Conflict: if it has topics in other bundles.
           WrongBundle: if the broker does not own bundle 0.
         """
         self._check_bundle(name)
-        bundle = self._bundle
+        dialect = self._bundle.dialect
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if namespace.id not in self.deleting:
                 await self._changes.durably(
-                    lambda connection: catalog.mark_namespace(
-                        connection, bundle.dialect, namespace, bundle.id
-                    )
+                    lambda connection: catalog.mark_namespace(connection, dialect, namespace.id)
                 )
                 self.deleting.add(namespace.id)
+                self._made += 1
             return namespace.id
 
     async def delete(self, name: NamespaceName) -> None:
@@ -270,6 +290,8 @@ class Namespaces:
                 removal.done(connection, "namespace", namespace.id)
 
             await self._changes.durably(delete)
-            del self._by_name[name.full]
-            del self._names[namespace.id]
+            # A refresh may have removed it already.
+            self._by_name.pop(name.full, None)
+            self._names.pop(namespace.id, None)
+            self._made += 1
             self.deleting.discard(namespace.id)

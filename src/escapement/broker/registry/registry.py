@@ -31,6 +31,7 @@ from escapement.clock import Clock
 from escapement.errors import AlreadyExists, Busy, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
+from escapement.storage.bundles import catalog_changed
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.catalog.delay_policy import DelayPolicy
@@ -313,6 +314,8 @@ class Registry:
 
             def delete(connection: Connection) -> None:
                 catalog.delete_topic(connection, topic.id)
+                if self.bundle.is_misplaced(full):
+                    catalog_changed(connection)  # the next topic of this name has another bundle
                 inbox.close(connection, full, self.bundle.id)
 
             topic.deleting = True

@@ -4,6 +4,6 @@ A session passes each command to the *desk* for its noun, such as ``producers.py
 noun, add a desk. Begin with ``session.py``.
 """
 
-from escapement.broker.session.session import Session
+from escapement.broker.session.session import Choose, Session
 
-__all__ = ["Session"]
+__all__ = ["Choose", "Session"]

@@ -27,6 +27,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.session.tls_transport import TlsTransport
 from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.message import Buffer
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
@@ -258,6 +259,7 @@ class Outbound:
             data = memoryview(b"".join(frames))
             frames.clear()
             self._bound.begin_write(self)
+            failpoint("reply")
             await self._write(data, has_messages)
             del data  # it does not count any more
             self._bound.end_write(self)

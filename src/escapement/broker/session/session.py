@@ -1,7 +1,8 @@
 """The session of one connection: requests come in, answers and messages go out.
 
-A session owns the producers and consumers of its peer. It closes them when the connection ends,
-however it ends. It passes each command to the desk for its noun. Output waits in
+The Hello of the peer decides which broker serves the connection, for as long as it lasts. A session
+owns the producers and consumers of its peer. It closes them when the connection ends, however it
+ends. It passes each command to the desk for its noun. Output waits in
 :mod:`outbound <escapement.broker.session.outbound>`. Commands that only touch memory are carried
 out at once, in the order of their arrival. Commands that need the database run in tasks of the
 session, whose number and memory are bounded. Reading stops while more than ``unconfirmed_bytes``
@@ -10,38 +11,40 @@ of publishes have no receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from escapement.broker.access.caller import Caller
-from escapement.broker.access.needs import COMMAND_NEEDS
-from escapement.broker.admin import Admin
 from escapement.broker.broker import Broker
+from escapement.broker.delivery.output_bound import OutputBound
+from escapement.broker.directory import Place
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.session.amendments import AmendmentRequests
-from escapement.broker.session.consumers import Consumers
+from escapement.broker.session.desks import Desks
 from escapement.broker.session.inbound import SMALL_READ_BYTES, Inbound, Intake
 from escapement.broker.session.outbound import Outbound
-from escapement.broker.session.producers import Producers
-from escapement.broker.session.reading import Reading
-from escapement.broker.session.request_handler import AtOnce, RequestHandler, Waiting
+from escapement.broker.session.request_handler import Waiting
 from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
 from escapement.errors import (
     EscapementError,
     ProtocolError,
     RemoteProtocolError,
+    ShuttingDown,
     Unauthenticated,
+    WrongBundle,
 )
 from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
+    FEATURE_MOVED,
     LIMIT_BATCH_BYTES,
     LIMIT_BATCH_MESSAGES,
+    LIMIT_BUNDLE,
+    LIMIT_BUNDLES,
     LIMIT_DELAY_MS,
     LIMIT_FRAME_BYTES,
     LIMIT_REPLACE_KEYS,
@@ -63,16 +66,21 @@ FRAME_MARGIN_BYTES: Final = 2 * 1024 * 1024
 MAX_BATCH_BYTES: Final = MAX_FRAME_BYTES - FRAME_MARGIN_BYTES
 
 
+# Returns the broker that serves a peer, by the features of its Hello, or where the peer finds it.
+Choose = Callable[[Mapping[str, Any]], Broker | wire.Moved]
+
+
 class Session:
     """The session of one connection."""
 
     def __init__(
         self,
-        broker: Broker,
+        choose: Choose,
         stream: trio.abc.Stream,
         limits: BrokerLimits,
         inbound: Inbound,
         request_memory: RequestMemory,
+        output: OutputBound,
         *,
         greet_by_s: float | None = None,
         on_greeted: Callable[[], None] = lambda: None,
@@ -81,6 +89,8 @@ class Session:
         """Create the session of a stream.
 
         Args:
+          choose: returns the broker that serves the peer, by the features of its Hello.
+          output: the bound on queued output, which the brokers share.
           greet_by_s: when the handshake must be done, on trio's clock; None: in the time that
             ``limits`` gives it from now on.
           on_greeted: called when the handshake is done.
@@ -90,7 +100,8 @@ class Session:
             greet_by_s = trio.current_time() + limits.handshake_timeout_s
         self._greet_by_s = greet_by_s
         self._on_greeted = on_greeted
-        self._broker = broker
+        self._choose = choose
+        self._certificate_role = certificate_role
         self._stream = stream
         self._limits = limits
         self._protocol = Connection("broker")
@@ -102,40 +113,26 @@ class Session:
             stream,
             self._protocol,
             limits,
-            broker.output,
-            may_deliver=broker.holds_lease,
-            output_waits=lambda: broker.output.is_full,
+            output,
+            may_deliver=self._may_deliver,
+            output_waits=lambda: output.is_full,
             requests_wait=lambda: request_memory.has_waiting,
-            on_room=lambda: self._consumers.wake(),
+            on_room=self._wake_consumers,
             end=self._scope.cancel,
         )
-        self._caller = Caller(broker.services.access, certificate_role)
-        self._producers = Producers(broker, self._outbound, limits, self._caller)
-        self._consumers = Consumers(broker, self._outbound, self._caller)
-        self._handlers: tuple[RequestHandler, ...] = (
-            self._producers,
-            self._consumers,
-            AmendmentRequests(broker, self._outbound),
-            Reading(broker, self._outbound),
-            _BrokerRequests(broker, self._outbound, self._caller),
-        )
-        self._at_once: dict[type[wire.Command], AtOnce] = {}
-        self._in_turn: dict[type[wire.Command], Waiting] = {}
-        self._aside: dict[type[wire.Command], Waiting] = {}
-        for handler in self._handlers:
-            self._at_once |= handler.at_once
-            self._in_turn |= handler.in_turn
-            self._aside |= handler.aside
-        for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs]:
-            if kind in self._at_once:
-                self._at_once[kind] = self._checked_at_once(self._at_once[kind])
-            else:
-                self._aside[kind] = self._checked(self._aside[kind])
+        # Set when the handshake is done.
+        self._broker: Broker | None = None
+        self._caller: Caller | None = None
+        self._desks: Desks | None = None
+        self._understands_moved = False
+
+    @property
+    def broker(self) -> Broker | None:
+        """The broker that serves this connection; None before the handshake is done."""
+        return self._broker
 
     async def run(self) -> None:
         """Serve the connection until it ends. The peer cannot make it raise."""
-        access = self._broker.services.access
-        access.watch(self._access_changed)
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -150,14 +147,27 @@ class Session:
         except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the peer is gone
         finally:
-            access.unwatch(self._access_changed)
+            if self._broker is not None:
+                self._broker.services.access.unwatch(self._access_changed)
             self._outbound.finish()
-            for handler in self._handlers:
-                handler.release()
+            if self._desks is not None:
+                self._desks.release()
             self._reservations.close()
             # Free memory now, not when the garbage collector finds the session.
             self._outbound.discard()
             await trio.aclose_forcefully(self._stream)
+
+    def moved(self, place: Place) -> None:
+        """Tell the peer that another broker owns the bundle now, or soon; then say goodbye.
+
+        Args:
+          place: the next owner, as far as it is known.
+        """
+        assert self._broker is not None, "the connection has no bundle yet"
+        bundle_id = self._broker.bundle_id
+        if self._understands_moved:
+            self._outbound.send(wire.Moved(0, bundle_id, *place))
+        self.say_goodbye(f"bundle {bundle_id} moves to another broker")
 
     def say_goodbye(self, reason: str) -> None:
         """Tell the peer that the broker is stopping. Queued frames are still written."""
@@ -167,34 +177,44 @@ class Session:
         """End the connection. ``run`` returns when no call of the session is in progress."""
         self._scope.cancel()
 
+    def _may_deliver(self) -> bool:
+        return self._broker is not None and self._broker.holds_lease()
+
+    def _wake_consumers(self) -> None:
+        if self._desks is not None:
+            self._desks.wake()
+
     async def _read_all(self, nursery: trio.Nursery) -> None:
         try:
             with trio.fail_at(self._greet_by_s):
                 while not self._protocol.closed and not await self._greet():
                     pass
-            self._on_greeted()
-            await self._listen(nursery)
+            if self._desks is not None:
+                self._on_greeted()
+                await self._listen(nursery, self._desks)
         except trio.TooSlowError:
             self._outbound.last_words(ProtocolError("the peer was silent for too long"))
-        except (RemoteProtocolError, Unauthenticated) as error:
-            if isinstance(error, Unauthenticated):
-                _log.info("connection.refused", "closing a connection: %s", error)
-            else:
-                _log.info("connection.protocol_error", "closing a connection: %s", error)
+        except RemoteProtocolError as error:
+            _log.info("connection.protocol_error", "closing a connection: %s", error)
+            self._outbound.last_words(error)
+        except Unauthenticated as error:
+            _log.info("connection.refused", "closing a connection: %s", error)
+            self._outbound.last_words(error)
+        except (ShuttingDown, WrongBundle) as error:
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()
         nursery.cancel_scope.deadline = trio.current_time() + self._limits.handshake_timeout_s
 
-    async def _listen(self, nursery: trio.Nursery) -> None:
+    async def _listen(self, nursery: trio.Nursery, desks: Desks) -> None:
         """Handle commands until the connection ends. Raises ``TooSlowError`` for a silent peer."""
         silence = SilenceTimeout(self._limits.idle_timeout_s)
         nursery.start_soon(silence.watch)
         try:
             with silence.scope:
                 while not self._protocol.closed:
-                    await self._handle_events(nursery)
-                    await self._producers.room()
+                    await self._handle_events(nursery, desks)
+                    await desks.room()
                     if not self._protocol.closed:
                         await self._room_to_read()
                         silence.begin()
@@ -206,59 +226,69 @@ class Session:
             raise trio.TooSlowError
 
     async def _greet(self) -> bool:
+        """Read more. Return whether the handshake is done, or has failed."""
         await self._room_to_read()
         self._protocol.receive_data(await self._intake.read())
         for command in self._protocol.events():
             if isinstance(command, wire.Hello):
-                self._caller.admit(command.token)
-                limits = {
-                    LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
-                    LIMIT_BATCH_MESSAGES: MAX_BATCH_MESSAGES,
-                    LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
-                    LIMIT_DELAY_MS: self._limits.max_delay_ms,
-                    LIMIT_REPLACE_KEYS: self._limits.replace_keys,
-                }
-                identity = self._broker.identity
-                self._outbound.send(
-                    wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)
-                )
+                self._admit(command)
                 return True
         return False
 
+    def _admit(self, hello: wire.Hello) -> None:
+        """Choose the broker of this connection, and welcome the peer.
+
+        Raises:
+          Unauthenticated: if the broker does not know the token of the peer.
+          ShuttingDown: if the broker is stopping.
+          WrongBundle: if this process has no broker for the peer, which does not understand Moved.
+        """
+        self._understands_moved = hello.features.get(FEATURE_MOVED) == 1
+        chosen = self._choose(hello.features)
+        if isinstance(chosen, wire.Moved):
+            text = f"Another broker owns bundle {chosen.bundle}. Its address: {chosen.address!r}."
+            if not self._understands_moved:
+                raise WrongBundle(text, chosen.bundle)
+            self._outbound.send(chosen)
+            self.say_goodbye(text)
+            return
+        if not chosen.is_serving:
+            raise ShuttingDown("the broker is stopping")
+        caller = Caller(chosen.services.access, self._certificate_role)
+        caller.admit(hello.token)
+        self._broker, self._caller = chosen, caller
+        self._desks = Desks(chosen, self._outbound, self._limits, caller)
+        chosen.services.access.watch(self._access_changed)
+        limits = {
+            LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
+            LIMIT_BATCH_MESSAGES: MAX_BATCH_MESSAGES,
+            LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
+            LIMIT_DELAY_MS: self._limits.max_delay_ms,
+            LIMIT_REPLACE_KEYS: self._limits.replace_keys,
+        }
+        if chosen.directory.count > 1:
+            limits |= {LIMIT_BUNDLES: chosen.directory.count, LIMIT_BUNDLE: chosen.bundle_id}
+        identity = chosen.identity
+        self._outbound.send(
+            wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)
+        )
+
     # -- access control ------------------------------------------------------------------
-
-    def _checked(self, carry_out: Waiting) -> Waiting:
-        """Return a function that checks the rights of the peer, and then carries a command out."""
-
-        async def checked(command: wire.Command) -> None:
-            self._caller.check_command(command)
-            await carry_out(command)
-
-        return checked
-
-    def _checked_at_once(self, carry_out: AtOnce) -> AtOnce:
-        def checked(command: wire.Command) -> None:
-            self._caller.check_command(command)
-            carry_out(command)
-
-        return checked
 
     def _access_changed(self) -> None:
         """Close what the peer has lost the right to, or the whole connection."""
-        if not self._caller.is_admitted:
-            return
+        assert self._caller is not None
+        assert self._desks is not None
         try:
             self._caller.verify()
         except Unauthenticated as error:
             _log.info("connection.refused", "closing a connection: %s", error)
             self._outbound.last_words(error)
             self._outbound.finish()
-            for handler in self._handlers:
-                handler.release()
+            self._desks.release()
             self._scope.deadline = min(self._scope.deadline, trio.current_time() + _DISMISSAL_S)
         else:
-            self._producers.review()
-            self._consumers.review()
+            self._desks.review()
 
     # -- commands ------------------------------------------------------------------------
 
@@ -266,31 +296,31 @@ class Session:
         protocol = self._protocol
         await self._intake.room(protocol.unfinished_bytes, protocol.missing_bytes)
 
-    async def _handle_events(self, nursery: trio.Nursery) -> None:
+    async def _handle_events(self, nursery: trio.Nursery, desks: Desks) -> None:
         for turn in count(1):
             if turn % _TURN_COMMANDS == 0:
                 await trio.lowlevel.checkpoint()
-            await self._reserve()
+            await self._reserve(desks)
             command = self._protocol.next_event()
             if isinstance(command, Signal):
                 return
             self._intake.frame_ends()
             try:
-                await self._handle(command, nursery)
+                await self._handle(command, nursery, desks)
             except RemoteProtocolError:
                 raise
             except EscapementError as error:
                 self._refuse(command, error)
             del command  # it may be large, and the next one may wait
 
-    async def _reserve(self) -> None:
+    async def _reserve(self, desks: Desks) -> None:
         """Reserve the memory of the next command, if it is carried out aside.
 
         For a small frame that is done when all of it is there, so that peers which send it slowly
         hold up nobody.
         """
         kind, size_bytes = self._protocol.next_frame()
-        if kind in self._aside and (
+        if kind in desks.aside and (
             size_bytes > SMALL_READ_BYTES or self._protocol.unfinished_bytes >= size_bytes
         ):
             size_bytes = min(size_bytes, kind.MAX_BYTES)
@@ -298,13 +328,13 @@ class Session:
                 self._protocol.free_taken()
             await self._intake.reserve(size_bytes * kind.MEMORY_FACTOR)
 
-    async def _handle(self, command: wire.Command, nursery: trio.Nursery) -> None:
+    async def _handle(self, command: wire.Command, nursery: trio.Nursery, desks: Desks) -> None:
         kind = type(command)
-        if in_turn := self._in_turn.get(kind):
+        if in_turn := desks.in_turn.get(kind):
             await in_turn(command)
-        elif at_once := self._at_once.get(kind):
+        elif at_once := desks.at_once.get(kind):
             at_once(command)
-        elif aside := self._aside.get(kind):
+        elif aside := desks.aside.get(kind):
             self._intake.release()
             self._protocol.free_taken()
             size_bytes = self._reservations.begin()
@@ -322,26 +352,17 @@ class Session:
 
     def _refuse(self, command: wire.Command, error: EscapementError) -> None:
         request_id = getattr(command, "request_id", 0)
-        if request_id:
+        if not request_id:
+            return
+        assert self._broker is not None
+        directory = self._broker.directory
+        if (
+            self._understands_moved
+            and isinstance(error, WrongBundle)
+            and error.bundle is not None
+            and directory.count > 1
+        ):
+            place = directory.owner_of(error.bundle)
+            self._outbound.send(wire.Moved(request_id, error.bundle, *place))
+        else:
             self._outbound.send(wire.Refused.because(error, request_id=request_id))
-
-
-class _BrokerRequests(RequestHandler):
-    """The desk for requests about the broker itself."""
-
-    def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
-        self._caller = caller
-        self._admin = Admin(broker)
-        self._outbound = outbound
-        self.at_once = {wire.Ping: self._ping}
-        self.aside = {wire.Admin: self._administer}
-
-    def _ping(self, command: wire.Ping) -> None:
-        self._outbound.send(wire.Pong(command.token))
-
-    async def _administer(self, command: wire.Admin) -> None:
-        await self._outbound.room()
-        # Not before the wait, which lasts as long as the peer does not read.
-        self._caller.check_command(command)
-        result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
-        self._outbound.answer(wire.AdminReply(command.request_id, result))

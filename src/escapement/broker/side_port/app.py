@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from starlette.applications import Starlette
@@ -25,16 +25,18 @@ from starlette.routing import Route
 
 from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin.admin import VERBS, Admin
+from escapement.broker.admin.arguments import Plain
+from escapement.broker.broker import Broker
 from escapement.broker.side_port import json_values
 from escapement.broker.side_port.access import caller_of
 from escapement.broker.side_port.collector import families_of, render
-from escapement.broker.side_port.detailed import detailed_families
-from escapement.broker.side_port.health import reasons_not_ready, state_of
+from escapement.broker.side_port.detailed import DetailedFamilies
+from escapement.broker.side_port.health import reasons_not_ready
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
 from escapement.broker.side_port.readings import take_readings
 from escapement.broker.side_port.refusals import failed, no_such_route, refusal
 from escapement.broker.side_port.shown import Shown
-from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound
+from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound, WrongBundle
 from escapement.names import NamespaceName
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
@@ -51,7 +53,7 @@ class SidePortApp:
     """The application.
 
     Args:
-      shown: the broker to show.
+      shown: the brokers to show.
       nursery: runs the census, which outlives the request that asks for it.
       admin: whether to serve /admin/v1.
     """
@@ -87,7 +89,7 @@ class SidePortApp:
         return PlainTextResponse("alive\n")
 
     async def _ready(self, request: Request) -> Response:
-        reasons = reasons_not_ready(state_of(self._shown))
+        reasons = reasons_not_ready(self._shown)
         if reasons:
             return PlainTextResponse("".join(f"{one}\n" for one in reasons), 503)
         return PlainTextResponse("ready\n")
@@ -103,16 +105,19 @@ class SidePortApp:
         text = request.query_params.get("namespace")
         if text is None:
             raise InvalidRequest("name a namespace: /metrics/detailed?namespace=tenant/namespace")
-        with self._shown.use() as broker:
-            families = await detailed_families(broker, NamespaceName.parse(text))
+        namespace, families = NamespaceName.parse(text), DetailedFamilies()
+        self._shown.broker_for({})
+        for shown in self._shown.brokers:
+            with self._shown.use(shown) as broker:
+                await families.add(broker, namespace)
         accept = request.headers.get("accept", "")
         # Rendering thousands of series takes long. A thread lets the event loop turn meanwhile.
-        return _rendered(*await trio.to_thread.run_sync(render, families, accept))
+        return _rendered(*await trio.to_thread.run_sync(render, families.all(), accept))
 
     # -- administration --------------------------------------------------------
 
     async def _openapi(self, request: Request) -> Response:
-        with self._shown.use() as broker:
+        with self._shown.use(self._shown.broker_for({})) as broker:
             caller_of(request, broker.services.access)
         return JSONResponse(document())
 
@@ -123,12 +128,23 @@ class SidePortApp:
                 "Send the arguments with the header Content-Type: application/json."
             )
         arguments = json_values.decode(await _body(request))
-        with self._shown.use() as broker:
+        try:
+            result = await self._at(self._shown.broker_for(arguments), verb, arguments, request)
+        except WrongBundle as error:  # dead letters may lie in another bundle than their topic
+            there = self._shown.broker_of(error.bundle)
+            if there is None:
+                raise
+            result = await self._at(there, verb, arguments, request)
+        return Response(json_values.encode(result), media_type="application/json")
+
+    async def _at(
+        self, broker: Broker, verb: str, arguments: dict[str, Any], request: Request
+    ) -> Plain:
+        with self._shown.use(broker):
             caller = caller_of(request, broker.services.access)
             caller.check(needs_of_verb(verb, arguments))
             broker.check_open()
-            result = await Admin(broker).carry_out(verb, arguments, caller)
-        return Response(json_values.encode(result), media_type="application/json")
+            return await Admin(broker).carry_out(verb, arguments, caller)
 
     # -- every request ---------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from escapement.broker.side_port.metrics import BUILD_INFO, METRICS, READY, Distribution
+from escapement.broker.side_port.metrics import Metric as BrokerMetric
 from escapement.broker.side_port.readings import Readings
 
 _TOTAL: Final = "_total"
@@ -34,29 +35,44 @@ class Rendered(Collector):
 
 
 def families_of(readings: Readings) -> Iterator[Metric]:
-    """Yield the metrics of the whole broker."""
+    """Yield the metrics of all brokers of the process. Several bundles have a label each."""
     yield GaugeMetricFamily(READY[0], READY[2], value=int(readings.ready))
     build = GaugeMetricFamily(BUILD_INFO[0], BUILD_INFO[2], labels=["version"])
     build.add_metric([readings.version], 1)
     yield build
-    if readings.broker is None:
-        return
+    labels = ["bundle"] if readings.has_bundles else []
     for metric in METRICS:
-        value = metric.value(readings.broker)
-        if value is None:
-            continue
-        if isinstance(value, Distribution):
-            yield _histogram(metric.name, metric.help, value)
-        elif metric.kind == "counter":
-            yield CounterMetricFamily(metric.name.removesuffix(_TOTAL), metric.help, value=value)
-        else:
-            yield GaugeMetricFamily(metric.name, metric.help, value=value)
+        values: dict[tuple[str, ...], float | Distribution] = {
+            (str(bundle_id),) if labels else (): value
+            for bundle_id, broker in readings.brokers.items()
+            if (value := metric.value(broker)) is not None
+        }
+        if values:
+            yield _family(metric, labels, values)
 
 
-def _histogram(name: str, help: str, value: Distribution) -> HistogramMetricFamily:
+def _family(
+    metric: BrokerMetric, labels: list[str], values: Mapping[tuple[str, ...], float | Distribution]
+) -> Metric:
+    """Return a metric with its value for each combination of labels."""
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+        for key, value in values.items():
+            assert isinstance(value, Distribution), "a histogram has distributions"
+            histogram.add_metric(key, buckets=_buckets(value), sum_value=value.total)
+        return histogram
+    counter, name = metric.kind == "counter", metric.name.removesuffix(_TOTAL)
+    kind = CounterMetricFamily if counter else GaugeMetricFamily
+    family = kind(name if counter else metric.name, metric.help, labels=labels)
+    for key, value in values.items():
+        assert not isinstance(value, Distribution), "only a histogram has distributions"
+        family.add_metric(key, value)
+    return family
+
+
+def _buckets(value: Distribution) -> list[tuple[str, float]]:
     bounds = [*map(str, value.bounds), "+Inf"]
-    buckets = list(zip(bounds, accumulate(value.counts), strict=True))
-    return HistogramMetricFamily(name, help, buckets=buckets, sum_value=value.total)
+    return list(zip(bounds, accumulate(value.counts), strict=True))
 
 
 def render(

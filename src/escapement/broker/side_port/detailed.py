@@ -28,10 +28,14 @@ _TOPIC_SERIES: Final = 2
 _SUBSCRIPTION_SERIES: Final = len(_COUNTS) + len(_GAUGES) + 1
 
 
-class _Families:
-    """The families of an answer, which are filled one topic after the other."""
+class DetailedFamilies:
+    """The metrics of each topic of a namespace and of its subscriptions, of one broker or several.
+
+    Counters begin at 0 when a broker starts, and end with their topic.
+    """
 
     def __init__(self) -> None:
+        self._series = self._left_out = 0
         names = ["topic"]
         self.published = CounterMetricFamily(
             f"{_TOPIC}messages_published", "Messages stored in the topic", labels=names
@@ -60,11 +64,12 @@ class _Families:
             f"{_SUBSCRIPTION}consumers", "Consumers of the subscription", labels=names
         )
 
-    def all(self, left_out: int) -> Iterator[Metric]:
+    def all(self) -> Iterator[Metric]:
+        """Yield the families."""
         yield GaugeMetricFamily(
             "escapement_detailed_topics_left_out",
             f"Topics without series here, because an answer has at most {MAX_SERIES} series",
-            value=left_out,
+            value=self._left_out,
         )
         yield self.published
         yield self.entries
@@ -72,37 +77,33 @@ class _Families:
         yield from self.gauges.values()
         yield self.consumers
 
+    async def add(self, broker: Broker, namespace: NamespaceName) -> None:
+        """Add the topics of a broker. No topic becomes active.
 
-async def detailed_families(broker: Broker, namespace: NamespaceName) -> list[Metric]:
-    """Return the metrics of each topic of a namespace and of its subscriptions.
+        Works in steps, so topics that are created or deleted meanwhile may be there or not.
 
-    Counters begin at 0 when the broker starts, and end with their topic. No topic becomes active.
-    Works in steps, so topics that are created or deleted meanwhile may be there or not.
-
-    Raises:
-      NotFound: if the namespace does not exist.
-    """
-    registry = broker.registry
-    registry.namespaces.find(namespace)
-    prefix = namespace.full + "/"
-    families, series, left_out = _Families(), 0, 0
-    names = [name for name in registry.topics if name.startswith(prefix)]
-    for at, name in enumerate(names):
-        if at % _STEP_TOPICS == 0:
-            await trio.lowlevel.checkpoint()
-        record = registry.topics.get(name)
-        if record is None:
-            continue  # deleted meanwhile
-        subscriptions = list(registry.subscriptions_of(record.id))
-        series += _TOPIC_SERIES + _SUBSCRIPTION_SERIES * len(subscriptions)
-        if series > MAX_SERIES:
-            left_out = len(names) - at
-            break
-        _add(broker, name, record, families)
-    return list(families.all(left_out))
+        Raises:
+          NotFound: if the namespace does not exist.
+        """
+        registry = broker.registry
+        registry.namespaces.find(namespace)
+        prefix = namespace.full + "/"
+        names = [name for name in registry.topics if name.startswith(prefix)]
+        for at, name in enumerate(names):
+            if at % _STEP_TOPICS == 0:
+                await trio.lowlevel.checkpoint()
+            record = registry.topics.get(name)
+            if record is None:
+                continue  # deleted meanwhile
+            subscriptions = list(registry.subscriptions_of(record.id))
+            self._series += _TOPIC_SERIES + _SUBSCRIPTION_SERIES * len(subscriptions)
+            if self._series > MAX_SERIES:
+                self._left_out += len(names) - at
+                return
+            _add(broker, name, record, self)
 
 
-def _add(broker: Broker, name: str, record: TopicRecord, families: _Families) -> None:
+def _add(broker: Broker, name: str, record: TopicRecord, families: DetailedFamilies) -> None:
     families.entries.add_metric([name], broker.index.count(record.id))
     topic = broker.registry.active.get(record.id)
     if topic is None:
@@ -131,7 +132,7 @@ def _add_counts(
     counts: Counts,
     gauges: tuple[int, ...],
     consumers: int,
-    families: _Families,
+    families: DetailedFamilies,
 ) -> None:
     for name, counter in families.counts.items():
         counter.add_metric(labels, getattr(counts, name))

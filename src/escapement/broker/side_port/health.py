@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escapement.broker.broker import Broker
 from escapement.broker.side_port.shown import Shown
 
 
@@ -18,11 +19,8 @@ class State:
     commit_limit_ms: int  # from this age on, something is wrong
 
 
-def state_of(shown: Shown) -> State | None:
-    """Return the state of the present broker; None if it has not started."""
-    broker = shown.broker
-    if broker is None:
-        return None
+def state_of(broker: Broker) -> State:
+    """Return the state of a broker."""
     return State(
         stopping=broker.stopping,
         lease_left_ms=broker.lease_left_ms,
@@ -33,10 +31,21 @@ def state_of(shown: Shown) -> State | None:
     )
 
 
-def reasons_not_ready(state: State | None) -> list[str]:
-    """Return why the broker is not ready, in words; an empty list if it is ready."""
-    if state is None:
+def reasons_not_ready(shown: Shown) -> list[str]:
+    """Return why the process is not ready, in words; an empty list if it is ready.
+
+    A process without bundles is ready: it takes over when another one dies.
+    """
+    brokers = shown.brokers
+    if not brokers and not shown.is_member:
         return ["no broker runs: it waits for the lease or loads the index"]
+    found = [(broker, _reasons(state_of(broker))) for broker in brokers]
+    if len(brokers) == 1:
+        return found[0][1]
+    return [f"bundle {broker.bundle_id}: {one}" for broker, reasons in found for one in reasons]
+
+
+def _reasons(state: State) -> list[str]:
     reasons = []
     if state.stopping:
         reasons.append("the broker is stopping")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from escapement.broker.broker import Broker
 from escapement.broker.metering.histogram import Buckets
 from escapement.broker.metering.totals import Totals
-from escapement.broker.side_port.health import reasons_not_ready, state_of
+from escapement.broker.side_port.health import reasons_not_ready
 from escapement.broker.side_port.shown import Shown
 from escapement.broker.upkeep.census import Census
 
@@ -36,24 +37,31 @@ class BrokerReadings:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The values of the process; ``broker`` is None while no broker has started."""
+    """The values of the process.
+
+    Attributes:
+      brokers: the brokers that have started, by the ids of their bundles.
+      has_bundles: whether the database has several bundles, so that the values need a label.
+    """
 
     version: str
     ready: bool
-    broker: BrokerReadings | None
+    brokers: dict[int, BrokerReadings]
+    has_bundles: bool
 
 
 def take_readings(shown: Shown) -> Readings:
     """Return the present values. O(1) in topics and messages."""
-    state = state_of(shown)
-    ready = not reasons_not_ready(state)
-    return Readings(version("escapement"), ready, _broker_readings(shown))
+    brokers = shown.brokers
+    return Readings(
+        version("escapement"),
+        not reasons_not_ready(shown),
+        {broker.bundle_id: _broker_readings(shown, broker) for broker in brokers},
+        any(broker.directory.count > 1 for broker in brokers),
+    )
 
 
-def _broker_readings(shown: Shown) -> BrokerReadings | None:
-    broker = shown.broker
-    if broker is None:
-        return None
+def _broker_readings(shown: Shown, broker: Broker) -> BrokerReadings:
     services = broker.services
     return BrokerReadings(
         now_ms=broker.clock.now_ms(),
@@ -66,10 +74,10 @@ def _broker_readings(shown: Shown) -> BrokerReadings | None:
         index_memory_bytes=services.index.memory_bytes,
         index_disk_bytes=services.index.disk_bytes,
         index_segments=services.index.segment_count,
-        connections=shown.connections(),
+        connections=shown.connections(broker),
         topics=len(services.registry.topics),
         active_topics=len(services.registry.active),
         waiting_bytes=services.pipeline.waiting_bytes,
         waiting_acks=services.pipeline.waiting_acks,
-        census=shown.last_census,
+        census=shown.last_census(broker),
     )

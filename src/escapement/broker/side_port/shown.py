@@ -1,82 +1,131 @@
-"""The broker that the side port shows, and the requests that use it.
+"""The brokers that the side port shows, and the requests that use them.
 
-The server replaces the broker after damage of the index, while the side port goes on. Before a
-broker closes its database connections and files, ``end`` cancels the requests that use it, and
-waits until their calls in threads have returned.
+A process runs a broker for each bundle that it owns. Bundles come and go while the side port goes
+on. Before a broker closes its database connections and files, ``_end`` cancels the requests that
+use it, and waits until their calls in threads have returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.upkeep.census import Census, CensusTaker
-from escapement.errors import Busy, ShuttingDown
+from escapement.errors import Busy, InvalidRequest, ShuttingDown, WrongBundle
+from escapement.names import TopicName
 
 
 class Shown:
-    """The present broker of the process, if one has started, and the number of its connections."""
+    """The brokers of the process that have started, and the number of their connections.
+
+    Attributes:
+      is_member: whether the process has started, and may own bundles. It need not own one.
+      connections: returns the number of connections of a broker.
+    """
 
     def __init__(self) -> None:
-        self.broker: Broker | None = None
-        self.connections: Callable[[], int] = lambda: 0
-        self._census_taker: CensusTaker | None = None
-        self._uses: set[trio.CancelScope] = set()
+        self.is_member = False
+        self.connections: Callable[[Broker], int] = lambda broker: 0
+        self._brokers: dict[int, Broker] = {}  # by bundle
+        self._census_takers: dict[int, CensusTaker] = {}
+        self._uses: dict[trio.CancelScope, Broker] = {}
         self._use_ended = trio.Event()
 
-    def show(self, broker: Broker, connections: Callable[[], int]) -> None:
-        """Show a broker that has just started, and accepts connections now."""
-        self.broker, self.connections = broker, connections
-        self._census_taker = broker.services.census_taker()
+    @property
+    def brokers(self) -> list[Broker]:
+        """The brokers, by the ids of their bundles."""
+        return [broker for _, broker in sorted(self._brokers.items())]
 
-    async def end(self) -> None:
-        """Show no broker, and end all requests that use it."""
-        self.broker = self._census_taker = None
-        for scope in self._uses:
-            scope.cancel()
-        while self._uses:
+    def show(self, broker: Broker) -> None:
+        """Show a broker that has just started, until it ends."""
+        self._brokers[broker.bundle_id] = broker
+        self._census_takers[broker.bundle_id] = broker.services.census_taker()
+        broker.on_end(lambda: self._end(broker))
+
+    async def _end(self, broker: Broker) -> None:
+        """Stop showing a broker, and end all requests that use it."""
+        del self._brokers[broker.bundle_id], self._census_takers[broker.bundle_id]
+        for scope, used in self._uses.items():
+            if used is broker:
+                scope.cancel()
+        while broker in self._uses.values():
             self._use_ended = trio.Event()
             await self._use_ended.wait()
 
-    @contextmanager
-    def use(self) -> Iterator[Broker]:
-        """Use the broker in a ``with`` block, which is cancelled if the broker ends.
+    def broker_of(self, bundle_id: int | None) -> Broker | None:
+        """Return the broker of a bundle; None if this process does not own it."""
+        return None if bundle_id is None else self._brokers.get(bundle_id)
+
+    def broker_for(self, arguments: dict[str, Any]) -> Broker:
+        """Return the broker that carries out a verb with these arguments.
+
+        That is the broker of the topic, if the arguments name one; otherwise the one of the lowest
+        bundle.
 
         Raises:
           Busy: if no broker has started.
+          WrongBundle: if the topic belongs to a bundle that this process does not own.
+        """
+        brokers = self.brokers
+        if not brokers:
+            raise Busy("the broker has not started yet")
+        directory = brokers[0].directory
+        try:
+            topic = TopicName.parse(arguments.get("topic", "")).full
+        except InvalidRequest:
+            return brokers[0]
+        if directory.count == 1:
+            return brokers[0]
+        bundle_id = directory.bundle_of(topic)
+        found = self._brokers.get(bundle_id)
+        if found is None:
+            raise WrongBundle(
+                f"The topic {topic} belongs to bundle {bundle_id}. Ask the broker at"
+                f" {directory.owner_of(bundle_id).address or 'another address'}.",
+                bundle_id,
+            )
+        return found
+
+    @contextmanager
+    def use(self, broker: Broker) -> Iterator[Broker]:
+        """Use a broker in a ``with`` block, which is cancelled if the broker ends.
+
+        Raises:
           ShuttingDown: if the broker ended.
         """
-        if self.broker is None:
-            raise Busy("the broker has not started yet")
         with trio.CancelScope() as scope:
-            self._uses.add(scope)
+            self._uses[scope] = broker
             try:
-                yield self.broker
+                yield broker
             finally:
-                self._uses.discard(scope)
+                del self._uses[scope]
                 self._use_ended.set()
         if scope.cancelled_caught:
             raise ShuttingDown("the broker is stopping")
 
     # -- the census ------------------------------------------------------------
 
-    @property
-    def last_census(self) -> Census | None:
-        """The last census of the broker; None if there was none."""
-        return None if self._census_taker is None else self._census_taker.last
+    def last_census(self, broker: Broker) -> Census | None:
+        """Return the last census of a broker; None if there was none."""
+        return self._census_takers[broker.bundle_id].last
 
     async def freshen_census(self, nursery: trio.Nursery, within_s: float) -> None:
-        """Wait up to ``within_s`` for a new census, unless it is too early for one.
+        """Wait up to ``within_s`` for new censuses, unless it is too early for them.
 
         Args:
-          nursery: runs the census, which goes on if the caller is cancelled.
+          nursery: runs the censuses, which go on if the caller is cancelled.
         """
-        if (taker := self._census_taker) is not None:
-            await taker.fresh(lambda take: nursery.start_soon(self._using, take), within_s)
+        with trio.move_on_after(within_s):
+            for broker in self.brokers:
+                if taker := self._census_takers.get(broker.bundle_id):
+                    use = partial(self._using, broker)
+                    await taker.fresh(partial(nursery.start_soon, use), within_s)
 
-    async def _using(self, run: Callable[[], Awaitable[None]]) -> None:
-        with suppress(Busy, ShuttingDown), self.use():
+    async def _using(self, broker: Broker, run: Callable[[], Awaitable[None]]) -> None:
+        with suppress(ShuttingDown), self.use(broker):
             await run()

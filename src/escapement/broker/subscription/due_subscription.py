@@ -46,7 +46,7 @@ from escapement.broker.subscription.priorities.bands import Bands, Scan
 from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping, Slots, slots_of
 from escapement.broker.subscription.priorities.staged import Staged
-from escapement.broker.subscription.subscription import Environment, Subscription
+from escapement.broker.subscription.subscription import ANY_OFFSET, Environment, Subscription
 from escapement.message import Int64s, UInt32s
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
@@ -58,8 +58,6 @@ from escapement.storage.offsets.offset_bits import OffsetBits
 # When messages are read ahead, a scan begins as soon as a band has room for this many, and reads up
 # to twice as many. The ready messages must last until the scan ends, so it must not take long.
 _PIECE: Final = 32_768
-# Above every offset.
-_ANY_OFFSET: Final = 1 << 62
 
 
 class DueSubscription(Subscription):
@@ -81,6 +79,8 @@ class DueSubscription(Subscription):
         self._passed: Key | None = None
         # The filler adds messages of the past to the index. It has added all due before this time.
         self.filled_until_ms = 0
+        # Whether the subscription may read its past; see ``begin_past``.
+        self._reads_past = not record.is_filling
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
         self._assumed = AssumedDeliveries()
@@ -109,7 +109,7 @@ class DueSubscription(Subscription):
     @property
     def keeps_nothing(self) -> bool:
         # Ready messages that were never sent can be read from the index again.
-        held = self.held.to_array(0, _ANY_OFFSET) if len(self.held) else None
+        held = self.held.to_array(0, ANY_OFFSET) if len(self.held) else None
         unsent = held is None or bool(self._never_sent(held).all())
         idle = unsent and not self.bands.is_reading and not self._pending_assumed().height
         return super().keeps_nothing and idle
@@ -366,7 +366,7 @@ class DueSubscription(Subscription):
         """
         if len(offsets):
             self.expiry.keeps(int(due_ms[0]))
-            rows = Rows.fresh(due_ms, offsets, traits)
+            rows = self._below_limit(Rows.fresh(due_ms, offsets, traits))
             # The messages of a large offer that are delivered first are scattered over the index.
             # Each frame would read many blocks for them. So a scan takes them and reads them ahead.
             later = self.scatters and len(offsets) >= self.limits.large_offer
@@ -377,6 +377,25 @@ class DueSubscription(Subscription):
         """Make each band scan the index from ``key`` on, unless it is further behind already."""
         self.expiry.keeps(key.due_ms)
         self.bands.fall_behind(key)
+
+    def _below_limit(self, rows: Rows) -> Rows:
+        """Return the offered rows below the read limit; scans find the others later."""
+        limit = self._read_limit
+        if limit is None:
+            return rows
+        end = position(rows.due_ms, rows.offsets, limit)
+        if end < rows.height:
+            self.fall_behind(rows.key(end))
+        return rows.pick(slice(0, end))
+
+    def read_again_from(self, key: Key) -> None:
+        """Make each band scan the index from ``key`` on: messages were added that it lacked.
+
+        Before the filler has begun, the subscription reads none of its past.
+        """
+        if not self._reads_past:
+            key = max(key, Key(self.record.created_at_ms + 1, 0))
+        self.fall_behind(key)
 
     def begin_past(self, gone: OffsetSet, mark: Key) -> None:
         """Begin to read the past, which the filler is about to add to the index.
@@ -389,6 +408,7 @@ class DueSubscription(Subscription):
         if gone:
             self.acked.union_update(gone)
             self.lapses().union_update(gone)
+        self._reads_past = True
         self.fall_behind(mark)
 
     def await_fill(self, offsets: Int64s) -> None:
@@ -461,10 +481,14 @@ class DueSubscription(Subscription):
 
         It matters only if there is an order. The filler adds log rows in arrival order, and no
         message is due before its row was accepted. So no message that the filler has still to add
-        is due before this key.
+        is due before this key. The backfill of a lost index has a horizon for this.
         """
-        bounded = self._order is not None and self.record.is_filling
-        return Key(self.filled_until_ms, 0) if bounded else None
+        if self._order is None or not self.is_filling:
+            return None
+        limits_ms = [self.filled_until_ms] if self.record.is_filling else []
+        if self._backfill.is_running:
+            limits_ms.append(self._backfill.reached_ms)
+        return Key(min(limits_ms), 0)
 
     @property
     def is_stuck(self) -> bool:

@@ -256,9 +256,9 @@ class SharedSubscription(DueSubscription):
             self._again(ready, waited=False)  # rows that waited out a back-off join the others
         if self._order is not None:
             self._unready()  # messages in the index may precede ready ones in the new order
-            if self.record.is_filling:
-                # So may messages that the filler has still to add; see ``_read_limit``.
-                self.fall_behind(Key(self.filled_until_ms, 0))
+            limit = self._read_limit
+            if limit is not None:
+                self.fall_behind(limit)  # so may messages that the index lacks
         if old is not None:
             self._read_from(old.skip_none())
 

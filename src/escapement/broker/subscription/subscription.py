@@ -31,13 +31,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
+from escapement.broker.log.backfill import WHOLE, Backfill
 from escapement.broker.log.cursor import Cursor
 from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.counts import Counts
@@ -64,6 +65,9 @@ from escapement.storage.encoding.lag import Timing
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.offsets import OffsetSet
 
+# Above every offset.
+ANY_OFFSET: Final = 1 << 62
+
 
 class Environment(NamedTuple):
     """The parts of a broker that a subscription uses.
@@ -77,6 +81,7 @@ class Environment(NamedTuple):
       doubtful_until_ms: the time up to which an earlier broker, which did not stop cleanly, may
         have delivered messages without recording it; 0 if there is none. Messages that it may have
         delivered are marked redelivered.
+      backfill: whether the index lacks messages of the log that are being added.
     """
 
     limits: BrokerLimits
@@ -86,6 +91,7 @@ class Environment(NamedTuple):
     on_dead: Callable[[Subscription], None]
     totals: Totals
     doubtful_until_ms: int = 0
+    backfill: Backfill = WHOLE
 
 
 class Subscription(ABC):
@@ -93,7 +99,7 @@ class Subscription(ABC):
 
     def __init__(self, record: SubscriptionRecord, environment: Environment, now_ms: int) -> None:
         """Create a subscription that holds no messages."""
-        limits, submit, rng, amendments, on_dead, totals, doubtful_until_ms = environment
+        limits, submit, rng, amendments, on_dead, totals, doubtful_until_ms, backfill = environment
         self.record = record
         self.limits = limits
         self.doubtful_until_ms = doubtful_until_ms
@@ -120,6 +126,7 @@ class Subscription(ABC):
         self._totals = totals
         self._rng = rng
         self._amendments = amendments
+        self._backfill = backfill
 
     # -- decided by subclasses -------------------------------------------------
 
@@ -180,6 +187,21 @@ class Subscription(ABC):
         It may be False although there is nothing.
         """
         return False
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether the index may lack messages that the subscription wants."""
+        return self.record.is_filling or self._backfill.is_running
+
+    @property
+    def unfilled(self) -> tuple[int, int]:
+        """The range of offsets of messages that the index may lack, because they are being added.
+
+        They may have left the index since the subscription found them, too.
+        """
+        if self._backfill.is_running:
+            return 0, ANY_OFFSET
+        return self.record.fill_from, self.record.fill_until
 
     @property
     def keeps_nothing(self) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from escapement.broker.log.amendments import Amendments
+from escapement.broker.log.backfill import WHOLE, Backfill
 from escapement.broker.log.restatements import Restatements
 from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
 from escapement.broker.subscription.ordered import OrderedSubscription
@@ -46,6 +47,7 @@ from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.group import Moved, Restated
 from escapement.storage.encoding.replace_keys import ReplaceTable
 from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
+from escapement.storage.index.keys import Key
 from escapement.storage.offsets import OffsetSet
 from escapement.timewheel import Entries
 from escapement.traits import traits_of
@@ -70,6 +72,7 @@ class Topic:
         "groups",
         "has_quota",
         "id",
+        "index_backfill",
         "name",
         "namespace",
         "next_offset",
@@ -99,9 +102,11 @@ class Topic:
         budget: WindowBudget,
         dedup: DedupKeys,
         replace_budget: KeyBudget,
+        backfill: Backfill = WHOLE,
     ) -> None:
         self.id = id
         self.name = name
+        self.index_backfill = backfill
         self.namespace = namespace
         self.policy = policy
         self.next_offset = next_offset
@@ -337,6 +342,42 @@ class Topic:
             self._insert(
                 due_ms[later], offsets[later], now_ms, None if traits is None else traits[later]
             )
+
+    def backfill(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> int:
+        """Add messages of an earlier broker to the index that was lost; offsets ascend.
+
+        Leaves out messages that nobody wants. Subscriptions read due messages in the index, and
+        later ones wait in the ``DeliveryWindow``. Returns how many messages were added.
+        """
+        at = np.flatnonzero(self.retention.live(due_ms, offsets, now_ms))
+        if not len(at):
+            return 0
+        offsets, due_ms, batch = offsets[at], due_ms[at], batch.take(at)
+        traits = self._index.add(self.id, offsets, due_ms, batch)
+        self.sizes.saw(batch)
+        if not self.shared:
+            return len(at)
+        if traits is not None:
+            for subscription in self.shared.values():
+                self._introduce(subscription)
+        later = due_ms > now_ms
+        if later.any():
+            if not self.amendments.moves.empty:
+                self.amendments.repeating = True  # several rows may state the same key
+            self._insert(
+                due_ms[later], offsets[later], now_ms, None if traits is None else traits[later]
+            )
+        if not later.all():
+            due = np.flatnonzero(~later)
+            first = due[np.lexsort((offsets[due], due_ms[due]))[0]]
+            for subscription in self.shared.values():
+                subscription.read_again_from(Key(int(due_ms[first]), int(offsets[first])))
+        return len(at)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a shared subscription keeps an order."""
+        return self._coming is not None and self._coming.exact
 
     # -- messages move ----------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class Checkpointer:
             await self._make_room()
             self._mark = self._mark._replace(number=self._mark.number + 1)
             lineage = Lineage(self._mark, self._base)
-            positions = dict(self._progress.positions)
+            positions = self._progress.covered()
             fills = self.unwritten.fills()
             now_ms = self._clock.now_ms()
             index_checkpoint = self._index.begin_checkpoint(now_ms + _DUE_SOON_MS, now_ms + FAR_MS)

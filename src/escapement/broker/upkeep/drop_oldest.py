@@ -64,7 +64,7 @@ class DropOldest:
         """
         keep_most, subscription.keep_most = subscription.keep_most, None
         assert keep_most is not None
-        if subscription.record.is_filling:
+        if isinstance(subscription, SharedSubscription) and subscription.is_filling:
             return
         try:
             if isinstance(subscription, SharedSubscription):

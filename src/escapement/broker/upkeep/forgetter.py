@@ -35,6 +35,7 @@ from typing import Final, TypeVar
 import numpy as np
 import trio
 
+from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import step_by_step
@@ -47,6 +48,7 @@ from escapement.broker.upkeep.relocation import Relocation
 from escapement.clock import Clock
 from escapement.errors import NotFound
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.storage.blocking import Run
 from escapement.storage.cleanup import forgetting
 from escapement.storage.cleanup.forgetting import Holding
@@ -93,11 +95,13 @@ class Forgetter:
         clock: Clock,
         run: Run,
         sparse_bytes: int,
+        backfill: Backfill,
     ) -> None:
         """Keep the parts of the broker that the task uses.
 
         Args:
           sparse_bytes: the smallest size at which the current generation ends early.
+          backfill: whether the log is being read to fill the index. Meanwhile nothing is deleted.
         """
         self._engine = engine
         self._lease = lease
@@ -110,6 +114,7 @@ class Forgetter:
         self._clock = clock
         self._run = run
         self._sparse_bytes = sparse_bytes
+        self._backfill = backfill
         self._archive = ArchiveHold(self._ask, registry, reader, clock)
         self._alone = trio.Lock()
         # The content of each generation that does not grow any more, by generation id.
@@ -132,6 +137,8 @@ class Forgetter:
         First finish interrupted deletions. Last, forget the moves and lapses of deleted messages.
         Concurrent calls wait for each other.
         """
+        if self._backfill.is_running:
+            return
         async with self._alone:
             for generation in self._log.going:
                 await self._go(generation)
@@ -368,6 +375,7 @@ class Forgetter:
         After a crash at any step, all of it can be repeated.
         """
         await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
+        failpoint("generation_drop")
         await self._reader.settled()
         if not await self._ask(forgetting.drop_at_once, self._engine, generation):
             await step_by_step(

@@ -18,6 +18,7 @@ import numpy as np
 
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
+from escapement.failpoints import failpoint
 from escapement.message import Int64s
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.commit_wait import CommitWait
@@ -72,6 +73,7 @@ class Relocation:
         offsets, first = np.unique(gathered.offsets, return_index=True)
         due_ms = np.concatenate(self._due_ms)[first]
         self._parts, self._due_ms, self._size_bytes = [], [], 0
+        failpoint("relocation")
         # No await from here to the submission. Messages that are not live any more are left out.
         amendments, now_ms = self._topic.amendments, self._clock.now_ms()
         at = np.flatnonzero(self._topic.retention.live(due_ms, offsets, now_ms))

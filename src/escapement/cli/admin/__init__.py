@@ -9,6 +9,7 @@ from __future__ import annotations
 from escapement.cli.admin.bootstrap import bootstrap
 from escapement.cli.admin.broker import broker
 from escapement.cli.admin.bulk import bulk
+from escapement.cli.admin.cluster import cluster
 from escapement.cli.admin.grants import grants
 from escapement.cli.admin.group import admin
 from escapement.cli.admin.groups import groups
@@ -32,6 +33,7 @@ for _group in (
     tokens,
     grants,
     broker,
+    cluster,
 ):
     admin.add_command(_group)
 admin.add_command(bootstrap)

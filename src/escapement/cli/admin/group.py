@@ -17,11 +17,11 @@ from escapement.cli.input.remote import (
     DEFAULT_BROKER,
     Result,
     ask_broker,
-    broker_address,
+    broker_addresses,
     with_broker,
 )
 from escapement.client.broker import Broker
-from escapement.client.connection.address import Address
+from escapement.client.connection.address import Addresses
 
 # The prefix under which click's context keeps the group's options for its commands.
 _META: Final = "escapement.admin"
@@ -34,11 +34,11 @@ class AdminCommand:
     """A client that sends admin verbs to the broker and prints the answers.
 
     Args:
-      at: the host and port of the broker.
+      at: the addresses of the brokers.
       output: ``table`` or ``json``.
     """
 
-    def __init__(self, at: Address, output: str) -> None:
+    def __init__(self, at: Addresses, output: str) -> None:
         self._at = at
         self._output = output
 
@@ -84,15 +84,15 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         broker = click.option(
             "--broker",
-            type=broker_address if leaf else str,
-            metavar="HOST:PORT",
+            type=broker_addresses if leaf else str,
+            metavar="HOST:PORT[,...]",
             default=inherited("broker") if leaf else DEFAULT_BROKER,
             envvar=None if leaf else "ESCAPEMENT_BROKER",
             show_default=not leaf,
             show_envvar=not leaf,
             expose_value=leaf,
             callback=None if leaf else keep,
-            help="Address of the broker.",
+            help="Addresses of brokers on one database.",
         )
         output = click.option(
             "-o",
@@ -123,7 +123,7 @@ def verb(
     def decorate(function: Callable[..., None]) -> click.Command:
         @_options(leaf=True)
         @wraps(function)
-        def command(broker: Address, output: str, **arguments: Any) -> None:
+        def command(broker: Addresses, output: str, **arguments: Any) -> None:
             function(AdminCommand(broker, output), **arguments)
 
         call = f"  escapement admin {group.name} {name}"

@@ -1,4 +1,4 @@
-"""The connection of a command to a broker: its address, and one connection per command.
+"""The connection of a command to brokers: their addresses, and one connection per command.
 
 Ctrl-C cancels the command as a whole.
 """
@@ -17,7 +17,7 @@ from escapement.cli.input.parameters import host_and_port
 from escapement.cli.input.tls_files import kept
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
-from escapement.client.connection.address import PLAIN_SCHEME, TLS_SCHEME, Address
+from escapement.client.connection.address import PLAIN_SCHEME, TLS_SCHEME, Address, Addresses
 from escapement.interruptible import until_interrupted
 from escapement.protocol.limits import DEFAULT_PORT
 
@@ -27,31 +27,35 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 
 
-def broker_address(text: str) -> Address:
-    """Parse ``host:port``, or a URL that applications use, such as ``escapements://host:port``."""
+def broker_addresses(text: str) -> Addresses:
+    """Parse ``host:port``, or a URL that applications use, such as ``escapements://host:port``.
+
+    Several brokers on one database have commas between them.
+    """
     scheme, _, rest = text.rpartition("://")
     if scheme not in ("", PLAIN_SCHEME, TLS_SCHEME):
         rest = text  # refused, with the text as it is
-    return Address(*host_and_port(rest), tls=scheme == TLS_SCHEME)
+    parts = map(host_and_port, rest.split(","))
+    return Addresses(Address(*part, tls=scheme == TLS_SCHEME) for part in parts)
 
 
 def broker_option(command: Command) -> Command:
-    """Add the option ``--broker``. The command gets its address as ``at_broker``."""
+    """Add the option ``--broker``. The command gets its addresses as ``at_broker``."""
     return click.option(
         "--broker",
         "at_broker",
-        type=broker_address,
-        metavar="[escapements://]HOST:PORT",
+        type=broker_addresses,
+        metavar="[escapements://]HOST:PORT[,...]",
         default=DEFAULT_BROKER,
         envvar="ESCAPEMENT_BROKER",
         show_default=True,
         show_envvar=True,
-        help="Address of the broker; escapements:// for TLS.",
+        help="Addresses of brokers on one database; escapements:// for TLS.",
     )(command)
 
 
-def with_broker(at: Address, work: Callable[[Broker], Awaitable[Result]]) -> Result:
-    """Run ``work`` on a connection to the broker at ``at`` and return its result.
+def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> Result:
+    """Run ``work`` on a connection to the brokers at ``at`` and return its result.
 
     Raises:
       EscapementError: if the broker cannot be reached, or refuses the work.
@@ -72,8 +76,8 @@ def _token_file() -> str | None:
     return None if context is None else context.meta.get(TOKEN_FILE)
 
 
-def ask_broker(at: Address, verb: str, **arguments: Any) -> Any:
-    """Send an admin verb to the broker at ``at``, and return the answer.
+def ask_broker(at: Addresses, verb: str, **arguments: Any) -> Any:
+    """Send an admin verb to the brokers at ``at``, and return the answer.
 
     Raises:
       EscapementError: if the broker cannot be reached, or refuses the request.

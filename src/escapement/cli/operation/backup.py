@@ -34,8 +34,11 @@ _file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _MIB: Final = 1 << 20
 # The state of one moment, although the broker goes on, with rows of up to 16 MiB.
 _DUMP: Final = "--single-transaction --no-tablespaces --max-allowed-packet=64M"
-# The lease ends at once. Messages that the original broker has delivered since are marked.
-_RELEASE: Final = 'UPDATE leases SET clean = 0, expires_at_ms = 0, connection_ids = ""'
+# The leases end at once. Messages that the original broker has delivered since are marked.
+_RELEASE: Final = (
+    'UPDATE leases SET clean = 0, expires_at_ms = 0, connection_ids = "";'
+    ' UPDATE brokers SET expires_at_ms = 0, connection_ids = ""'
+)
 
 
 @click.command(

@@ -41,6 +41,7 @@ from escapement.errors import EscapementError, InvalidRequest
 from escapement.event_log import EventLog
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
+from escapement.storage.bundles import MAX_BUNDLES
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 
@@ -108,6 +109,13 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Address to accept connections on; port 0 picks a free port.",
 )
 @_option(
+    "--advertise",
+    type=host_and_port,
+    metavar="HOST:PORT",
+    envvar="ESCAPEMENT_ADVERTISE",
+    help="Address that clients and other brokers are told, if it is not that of --listen.",
+)
+@_option(
     "--insecure",
     is_flag=True,
     envvar="ESCAPEMENT_INSECURE",
@@ -161,6 +169,12 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     default=duration_text(DEFAULT_ACK_WAIT_MS),
     envvar="ESCAPEMENT_ACK_WAIT",
     help="Redeliver messages not acknowledged within this time; consumers may set their own.",
+)
+@_option(
+    "--bundles",
+    type=click.IntRange(1, MAX_BUNDLES),
+    envvar="ESCAPEMENT_BUNDLES",
+    help="Bundles of a new database: the parts that several brokers can share. 1 by default.",
 )
 @_option(
     "--table-parallelism",
@@ -232,6 +246,7 @@ def serve(
     table_urls: tuple[str, ...],
     binary_logs: bool,
     listen: tuple[str, int],
+    advertise: tuple[str, int] | None,
     insecure: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -240,6 +255,7 @@ def serve(
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
+    bundles: int | None,
     table_parallelism: int | None,
     max_commits_per_second: float | None,
     index_memory_bytes: int,
@@ -281,7 +297,18 @@ def serve(
     )
     host, port = listen
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_certificates)
-    config = ServerConfig(data, log_url, host, port, insecure, broker, tls, side_port)
+    config = ServerConfig(
+        data,
+        log_url,
+        host,
+        port,
+        None if advertise is None else host_and_port_text(*advertise),
+        insecure,
+        broker,
+        tls,
+        side_port,
+        bundles,
+    )
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()

@@ -88,8 +88,9 @@ def rebuild(
 
     Use it after the loss of a disk, or for a new broker. The broker then starts faster: it
     reads only the part of the log written since the rebuild. The job replaces the folder `index`
-    of the data directory and does not change the log. It changes nothing until it ends, so it
-    may be interrupted and run again. On a Spark cluster, the driver and all workers must see the
+    of the data directory, and `index-NN` for each further bundle of topics. It does not change the
+    log. It replaces a folder only when the new index is complete, so it may be interrupted and run
+    again. On a Spark cluster, the driver and all workers must see the
     data directory.
     """
     begun_s, line = time.monotonic(), ProgressLine()
@@ -109,7 +110,7 @@ def rebuild(
             done = run(None, config)
     finally:
         line.end()
-    click.echo(f"rebuilt {data / 'index'}: {_counts(done, time.monotonic() - begun_s)}")
+    click.echo(f"rebuilt the index in {data}: {_counts(done, time.monotonic() - begun_s)}")
 
 
 def _needs_spark(engine: str | None, master: str | None) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from escapement.client.administration.finding import locate
 from escapement.client.administration.outcome import Outcomes
-from escapement.client.connection.line import Line
+from escapement.client.connection.lines import Lines
 from escapement.client.connection.retried_request import ask_in_parts
 from escapement.client.message_ids import What
 from escapement.message import Bools, Int64s
@@ -21,7 +21,7 @@ from escapement.protocol.commands import Command
 
 
 async def amend(
-    line: Line,
+    lines: Lines,
     what: What | None,
     topic: str | None,
     key: str | None,
@@ -31,15 +31,15 @@ async def amend(
     """Cancel or reschedule messages, and return the outcome for each.
 
     Args:
-      line: the client's connection to the broker.
+      lines: the client's connections to the brokers.
       what, topic, key, dedup: name the messages, as for ``escapement.Broker.cancel``.
       make: creates the command for a request id, the full name of the topic, and offsets.
     """
-    name, offsets = await locate(line, what, topic, key, dedup)
+    name, offsets = await locate(lines, what, topic, key, dedup)
     outcomes = []
     # An offset of -1 stands for an unknown dedup key. Its outcome is ``UNKNOWN`` in any case.
     for part, answer in await ask_in_parts(
-        line, offsets[offsets >= 0], lambda part, number: make(number, name, part)
+        lines, name, offsets[offsets >= 0], lambda part, number: make(number, name, part)
     ):
         assert isinstance(answer, wire.Amended)
         outcomes.append(Outcomes(name, part, answer.statuses, _handed(answer)))

@@ -1,6 +1,6 @@
 """Lookup of the messages that a request names by their keys or dedup keys.
 
-``line`` is the client's connection to the broker, by which the lookup asks the broker.
+``lines`` are the client's connections to the brokers, by which the lookup asks them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from escapement.client.connection.line import Line
-from escapement.client.connection.retried_request import ask_in_parts, ask_verb
+from escapement.client.administration.verbs import ask_verb
+from escapement.client.connection.lines import Lines
+from escapement.client.connection.retried_request import ask_in_parts
 from escapement.client.message_ids import What, name_messages
 from escapement.client.selection import criteria, select
 from escapement.dedup import digests
@@ -21,11 +22,11 @@ from escapement.names import TopicName
 from escapement.protocol import commands as wire
 
 
-async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, Int64s]:
+async def find(lines: Lines, topic: str, keys: str | Sequence[str]) -> tuple[str, Int64s]:
     """Look up messages by their dedup keys.
 
     Args:
-      line: the client's connection to the broker.
+      lines: the client's connections to the brokers.
       topic: the name of the topic, in any form.
       keys: one dedup key, or several.
 
@@ -41,7 +42,7 @@ async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, 
     wanted = digests([keys] if isinstance(keys, str) else keys)
     parts = [np.zeros(0, np.int64)]
     for _, answer in await ask_in_parts(
-        line, wanted, lambda part, number: wire.Find(number, name, part)
+        lines, name, wanted, lambda part, number: wire.Find(number, name, part)
     ):
         assert isinstance(answer, wire.Found)
         parts.append(answer.offsets)
@@ -49,7 +50,7 @@ async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, 
 
 
 async def locate(
-    line: Line,
+    lines: Lines,
     what: What | None,
     topic: str | None,
     key: str | None,
@@ -58,7 +59,7 @@ async def locate(
     """Return the full topic name and the offsets of messages that are named in one of three ways.
 
     Args:
-      line: the client's connection to the broker.
+      lines: the client's connections to the brokers.
       what: messages, ids, receipts or offsets.
       topic: the topic, which may be None if ``what`` names it.
       key: instead of ``what``, the key of messages. The pending messages with it are selected.
@@ -73,11 +74,11 @@ async def locate(
             raise InvalidRequest(
                 "key= needs topic=, and cannot be combined with messages or dedup="
             )
-        what = await select(partial(ask_verb, line), topic, criteria(key=key))
+        what = await select(partial(ask_verb, lines), topic, criteria(key=key))
     if dedup is not None:
         if what is not None or topic is None:
             raise InvalidRequest("dedup= needs topic=, and cannot be combined with messages")
-        return await find(line, topic, dedup)
+        return await find(lines, topic, dedup)
     if what is None:
         raise InvalidRequest(
             "no messages were given: pass messages, or their dedup keys with dedup="

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from escapement.client.administration.row_acks import topic_of
-from escapement.client.connection.line import Answer, Line
+from escapement.client.connection.line import Answer
+from escapement.client.connection.lines import Lines
 from escapement.errors import Disconnected, EscapementError
 from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
@@ -18,17 +19,22 @@ from escapement.protocol import commands as wire
 _log = EventLog(__name__)
 
 
-def hint(line: Line, tables: Sequence[str]) -> None:
-    """Send a hint for each of the tables, or one for outboxes. The arguments are checked first."""
+def hint(lines: Lines, tables: Sequence[str]) -> None:
+    """Send a hint for each of the tables, or one for outboxes. The arguments are checked first.
+
+    With several bundles of topics, the broker of bundle 0 serves the tables. Every broker gets the
+    hint for outboxes.
+    """
     topics = [topic_of(table) for table in tables]
     for topic in topics:
-        _send(line, "tables.poll", topic=topic)
+        _send(lines, 0, "tables.poll", topic=topic)
     if not topics:
-        _send(line, "outboxes.poll")
+        for bundle in range(lines.count):
+            _send(lines, bundle, "outboxes.poll")
 
 
-def _send(line: Line, verb: str, **arguments: Any) -> None:
-    line.request(partial(wire.Admin, verb=verb, arguments=arguments), _noted)
+def _send(lines: Lines, bundle: int, verb: str, **arguments: Any) -> None:
+    lines.of_bundle(bundle).request(partial(wire.Admin, verb=verb, arguments=arguments), _noted)
 
 
 def _noted(answer: Answer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from escapement.client.connection.line import Line
+from escapement.client.connection.lines import Lines
 from escapement.client.connection.retried_request import ask_again
 from escapement.client.delivery import Columns, Origin, Row
 from escapement.client.serializers import SerializerLike, serializer
@@ -25,7 +25,7 @@ class Reading:
 
     def __init__(
         self,
-        line: Line,
+        lines: Lines,
         topic: str,
         start: int,
         stop: int | None,
@@ -38,7 +38,7 @@ class Reading:
             raise InvalidRequest(f"page_messages must be from 1 to {MAX_BATCH_MESSAGES}")
         self.topic = TopicName.parse(topic).full
         self._loads = serializer(choice).loads
-        self._line = line
+        self._lines = lines
         self._next = start
         self._stop = stop
         self._page_messages = page_messages
@@ -48,7 +48,7 @@ class Reading:
 
     async def __anext__(self) -> Page:
         while self._stop is None or self._next < self._stop:
-            answer = await ask_again(self._line, self._request)
+            answer = await ask_again(self._lines, self.topic, self._request)
             assert isinstance(answer, wire.Page)
             # Without ``stop``, read to the end that the log had at the time of the first page.
             end = answer.end_offset

@@ -1,4 +1,4 @@
-"""The address of a broker: ``escapement://host:port``, or ``escapements://host:port`` with TLS."""
+"""The addresses of brokers: ``escapement://host:port``, or ``escapements://host:port`` with TLS."""
 
 from __future__ import annotations
 
@@ -36,9 +36,47 @@ class Address(NamedTuple):
             raise InvalidRequest(_refusal(url))
         return cls(host, DEFAULT_PORT if port is None else port, parts.scheme == TLS_SCHEME)
 
+    def beside(self, place: str) -> Address:
+        """Return the address of another broker, ``host:port``, which uses TLS as this one does.
+
+        Raises:
+          InvalidRequest: if ``place`` has another form.
+        """
+        return self.parse(f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{place}")
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{host}:{self.port}"
+
+
+class Addresses(tuple[Address, ...]):
+    """The addresses of brokers on one database, at least one: ``escapement://a:7650,b:7650``.
+
+    Either all of them use TLS, or none.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, url: str) -> Addresses:
+        """Parse the addresses of brokers, with commas between them.
+
+        Raises:
+          InvalidRequest: if ``url`` has another form.
+        """
+        scheme, separator, rest = url.partition("://")
+        if "," not in rest:
+            return cls([Address.parse(url)])
+        return cls(Address.parse(f"{scheme}{separator}{part}") for part in rest.split(","))
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connections use TLS."""
+        return self[0].tls
+
+    def __str__(self) -> str:
+        first, *others = map(str, self)
+        return ",".join([first, *(other.partition("://")[2] for other in others)])
 
 
 def _refusal(url: str) -> str:

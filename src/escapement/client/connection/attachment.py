@@ -1,8 +1,9 @@
 """The base class of producers and consumers, which opens them again after each reconnect.
 
-A client has one *line*, its lasting connection to a broker. A *link* is a single connection of the
-line, and the next link follows when it is lost. A producer or consumer is an *attachment* of the
-line. It must be opened on each link: the client sends a request, and the broker answers.
+A client has a *line* for each bundle of topics: its lasting connection to the broker of the bundle.
+A *link* is a single connection of the line, and the next link follows when it is lost. A producer
+or consumer is an *attachment* of the line of its topic. It must be opened on each link: the client
+sends a request, and the broker answers.
 
 ::
 
@@ -13,8 +14,9 @@ line. It must be opened on each link: the client sends a request, and the broker
                          └── permanent refusal, closed ──▶ FAILED
 
 The attachment has the same id on every link. If the broker refuses to open it with a retryable
-error, the client tries again after a back-off. Any other refusal is final: all current and later
-calls of the producer or consumer raise it.
+error, the client tries again after a back-off. If the broker answers that another bundle has the
+topic, the attachment moves to the line of this bundle first. Any other refusal is final: all
+current and later calls of the producer or consumer raise it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import anyio
 from escapement.client.connection.line import Answer, Attachment, Line
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
-from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.errors import Disconnected, EscapementError, InvalidRequest, WrongBundle
 from escapement.protocol.commands import Command
 
 if TYPE_CHECKING:
@@ -194,10 +196,21 @@ class Attached(Attachment):
         """Open this object again after a back-off if ``error`` is retryable; otherwise fail it."""
         if error.retryable:
             self._refusal = error
-            self._retry.failed(anyio.current_time())
             self._closed_for_now()
+            if isinstance(error, WrongBundle) and error.bundle is not None:
+                self._move(self._line.other(error.bundle))
+            self._retry.failed(anyio.current_time())
             self._line.wake(self)
         else:
+            self._failed(error)
+
+    def _move(self, line: Line) -> None:
+        """Become an attachment of another line. It is open on neither."""
+        self._line.detach(self)
+        self._line = line
+        try:
+            line.attach(self)
+        except EscapementError as error:
             self._failed(error)
 
     def _close(self, reason: str) -> Promise:

@@ -1,11 +1,12 @@
-"""The line of a client: its lasting connection to a broker, across reconnects.
+"""The line of a client: its lasting connection to the broker of a bundle, across reconnects.
 
-A *link* is a single connection of the line: it is *up* until it is lost, and then the line opens
-the next link. Producers and consumers are *attachments* of the line. Two tasks run as long as the
-line. The first keeps a link up: it connects, passes incoming commands to the attachments, and
-reconnects. The second, the *pump*, calls each attachment when the attachment has work to do: when
-it was woken, or at the time that it returned from its last call. So collecting messages for a
-batch, back-off and timeouts need no tasks of their own.
+A client has one line for each *bundle* of topics that it uses (see ``lines``). A *link* is a single
+connection of the line: it is *up* until it is lost, and then the line opens the next link.
+Producers and consumers are *attachments* of the line. Two tasks run as long as the line. The first
+keeps a link up: it connects, passes incoming commands to the attachments, and reconnects. The
+second, the *pump*, calls each attachment when the attachment has work to do: when it was woken, or
+at the time that it returned from its last call. So collecting messages for a batch, back-off and
+timeouts need no tasks of their own.
 
 A request is a command with an id, which the broker answers. The callback of each request is called
 exactly once: with the answer of the broker, or with an error. The error is ``Disconnected`` if the
@@ -15,7 +16,7 @@ link ended before the answer arrived.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import count
 from math import inf
@@ -23,12 +24,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from escapement.client.connection.link import Link, StreamFactory
+from escapement.client.connection.link import Link
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
+from escapement.client.connection.route import Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, Unauthenticated
+from escapement.errors import Disconnected, EscapementError, Unauthenticated, WrongBundle
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -72,30 +74,35 @@ class Attachment(ABC):
 
 
 class Line:
-    """The lasting connection of a client to a broker, across reconnects."""
+    """The lasting connection of a client to the broker of a bundle, across reconnects.
+
+    Args:
+      route: finds the broker.
+      ids: the source of ids for attachments, which all lines of a client share.
+      other: returns the client's line of another bundle.
+    """
 
     def __init__(
         self,
-        factory: StreamFactory,
-        address: str,
-        name: str,
+        route: Route,
         settings: Settings,
         token_source: TokenSource,
-        tracer: Tracer | None = None,
+        tracer: Tracer | None,
+        ids: Iterator[int],
+        other: Callable[[int], Line],
     ) -> None:
-        self.name = name
+        self.other = other
         self.settings = settings
         self.tracer = tracer  # None if the client does not trace
         self.link: Link | None = None
         self.closed: EscapementError | None = None
-        self._factory = factory
-        self._address = address  # for errors
+        self._route = route
         self._token_source = token_source
         self._linked = Promise()  # settles when the next link is up
         self._refusal: EscapementError | None = None  # of the last attempt to reconnect
         self._attachments: dict[int, Attachment] = {}
         self._answers: dict[int, Callable[[Answer], None]] = {}
-        self._ids = count(1)
+        self._ids = ids
         self._requests = count(1)
         self._dirty: dict[Attachment, None] = {}  # in the order in which they woke
         self._agenda: dict[Attachment, float] = {}
@@ -104,8 +111,13 @@ class Line:
 
     # -- for attachments -----------------------------------------------------------
 
+    @property
+    def bundle(self) -> int | None:
+        """The bundle of this line; None before the first connection of a client."""
+        return self._route.bundle
+
     def new_id(self) -> int:
-        """Return an id for an attachment, unique on this line."""
+        """Return an id for an attachment, unique on all lines of the client."""
         return next(self._ids)
 
     def attach(self, attachment: Attachment) -> None:
@@ -209,48 +221,51 @@ class Line:
     # -- connecting and closing ----------------------------------------------------
 
     async def connect(self) -> Link:
-        """Open a new link in one attempt. Raises the errors of ``Link.open``."""
-        return await self._open(self._token_source.read())
+        """Open a new link in one attempt. Raises the errors of ``Route.open``."""
+        return await self._route.open(self._token_source.read())
 
-    async def _open(self, token: str) -> Link:
-        timeout_s = self.settings.connect_timeout_s
-        return await Link.open(self._factory, self._address, self.name, timeout_s, token)
-
-    async def keep(self, link: Link) -> None:
+    async def keep(self, link: Link | None) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled.
 
         It also ends, and closes the line for good, if the broker refuses the client's token.
+
+        Args:
+          link: the link that is up; None to connect first.
         """
+        pause_s = 0.0
         while True:
+            if link is not None:
+                try:
+                    await link.run(
+                        self._dispatch,
+                        self.settings.heartbeat_s,
+                        self.settings.heartbeat_timeout_s,
+                    )
+                finally:
+                    self._down(link)
+                pause_s = self._retry.next_s(anyio.current_time())
             try:
-                await link.run(
-                    self._dispatch,
-                    self.settings.heartbeat_s,
-                    self.settings.heartbeat_timeout_s,
-                )
-            finally:
-                self._down(link)
-            try:
-                link = await self._reconnect()
+                link = await self._reconnect(pause_s)
             except Unauthenticated as error:
                 self.close(error)
                 return
             self.up(link)
 
-    async def _reconnect(self) -> Link:
+    async def _reconnect(self, pause_s: float) -> Link:
         while True:
-            await anyio.sleep(self._retry.next_s(anyio.current_time()))
+            await anyio.sleep(pause_s)
             try:
                 token = self._token_source.read()
             except Unauthenticated as error:
                 self._refusal = error  # the file may be about to be replaced
-                continue
-            try:
-                return await self._open(token)
-            except Unauthenticated:
-                raise
-            except EscapementError as error:
-                self._refusal = error  # callers that wait for a link have their own timeouts
+            else:
+                try:
+                    return await self._route.open(token)
+                except Unauthenticated:
+                    raise
+                except EscapementError as error:
+                    self._refusal = error  # callers that wait for a link have their own timeouts
+            pause_s = self._retry.next_s(anyio.current_time())
 
     async def pump(self) -> None:
         """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled.
@@ -325,7 +340,7 @@ class Line:
         id = getattr(command, "producer_id", 0) or getattr(command, "consumer_id", 0)
         if number:
             if (answer := self._answers.pop(number, None)) is not None:
-                answer(command.error() if isinstance(command, wire.Refused) else command)
+                answer(self._answer_of(command))
         elif id:
             # Commands for a producer or consumer that the application has closed are ignored.
             if (attachment := self._attachments.get(id)) is not None:
@@ -333,3 +348,18 @@ class Line:
         elif isinstance(command, wire.Refused):
             assert self.link is not None
             self.link.end(command.error())
+        elif isinstance(command, wire.Moved):
+            self._route.learn(command)  # Goodbye follows
+
+    def _answer_of(self, command: Command) -> Answer:
+        """Return the answer to a request as its caller gets it."""
+        if isinstance(command, wire.Refused):
+            return command.error()
+        if isinstance(command, wire.Moved):
+            self._route.learn(command)
+            return WrongBundle(
+                f"bundle {command.bundle} has the topic, not bundle {self.bundle}", command.bundle
+            )
+        if isinstance(command, wire.Owner):
+            self._route.learn(command)
+        return command

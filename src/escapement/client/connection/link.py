@@ -13,7 +13,7 @@ bound their unanswered commands.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import count
 from socket import socket
 from typing import Final, Protocol
@@ -26,7 +26,16 @@ from escapement.client.connection.tls import CLOSED, reason_of
 from escapement.clock import SystemClock
 from escapement.errors import Disconnected, EscapementError, RemoteProtocolError
 from escapement.message import Buffer
-from escapement.protocol.commands import Command, Goodbye, Hello, Ping, Pong, Refused, Welcome
+from escapement.protocol.commands import (
+    Command,
+    Goodbye,
+    Hello,
+    Moved,
+    Ping,
+    Pong,
+    Refused,
+    Welcome,
+)
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
 
@@ -84,9 +93,17 @@ class Link:
 
     @classmethod
     async def open(
-        cls, factory: StreamFactory, address: str, client: str, timeout_s: float, token: str = ""
-    ) -> Link:
+        cls,
+        factory: StreamFactory,
+        address: str,
+        client: str,
+        timeout_s: float,
+        token: str = "",
+        features: Mapping[str, int] | None = None,
+    ) -> Link | Moved:
         """Connect to the broker, do the handshake, and return the link.
+
+        If the process has no broker of the bundle that ``features`` name, return its answer, Moved.
 
         Args:
           factory: opens the byte stream.
@@ -94,6 +111,7 @@ class Link:
           client: the name of this client, which the broker shows.
           timeout_s: the longest time for both steps.
           token: the token of the client, "" if it has none.
+          features: the features of Hello; see ``escapement.protocol.limits``.
 
         Raises:
           Disconnected: if the broker cannot be reached, or does not answer in time.
@@ -103,7 +121,11 @@ class Link:
             with anyio.fail_after(timeout_s):
                 stream = await factory()
                 try:
-                    return await cls._greet(stream, client, token)
+                    hello = Hello(PROTOCOL_VERSION, client, dict(features or {}), token)
+                    found = await cls._greet(stream, hello)
+                    if isinstance(found, Moved):
+                        await stream.aclose()
+                    return found
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await stream.aclose()
@@ -121,14 +143,16 @@ class Link:
             raise Disconnected(f"cannot connect to {address}: {reason}; {_HINT}") from error
 
     @classmethod
-    async def _greet(cls, stream: Stream, client: str, token: str) -> Link:
+    async def _greet(cls, stream: Stream, hello: Hello) -> Link | Moved:
         connection = Connection("client")
-        await stream.send(b"".join(connection.send(Hello(PROTOCOL_VERSION, client, {}, token))))
+        await stream.send(b"".join(connection.send(hello)))
         while True:
             connection.receive_data(await stream.receive(READ_BYTES))
             event = connection.next_event()
             if isinstance(event, Welcome):
                 return cls(stream, connection, event)
+            if isinstance(event, Moved):
+                return event
             if isinstance(event, Refused):
                 raise event.error()
             if isinstance(event, Goodbye):

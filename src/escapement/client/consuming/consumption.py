@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from escapement.client.connection.line import Line
+from escapement.client.connection.lines import Lines
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.unopened import Unopened
 
@@ -16,8 +17,8 @@ class Consumption(Unopened, AbstractAsyncContextManager[Inbox]):
 
     _BEFORE = "before the consumer is opened: write `async with broker.consumer(...) as inbox:`"
 
-    def __init__(self, line: Line, make: Callable[[], Inbox]) -> None:
-        self._context = _consuming(line, make)
+    def __init__(self, lines: Lines, topic: str, make: Callable[[Line], Inbox]) -> None:
+        self._context = _consuming(lines, topic, make)
 
     async def __aenter__(self) -> Inbox:
         return await self._context.__aenter__()
@@ -27,8 +28,11 @@ class Consumption(Unopened, AbstractAsyncContextManager[Inbox]):
 
 
 @asynccontextmanager
-async def _consuming(line: Line, make: Callable[[], Inbox]) -> AsyncIterator[Inbox]:
-    inbox = make()
+async def _consuming(
+    lines: Lines, topic: str, make: Callable[[Line], Inbox]
+) -> AsyncIterator[Inbox]:
+    line = await lines.of_topic(topic)
+    inbox = make(line)
     line.attach(inbox)
     await inbox._wait_opened()
     try:

@@ -32,7 +32,7 @@ from escapement.client import delivery_times
 from escapement.client.connection.attachment import Attached, State
 from escapement.client.connection.line import Answer, Line
 from escapement.client.connection.promise import Promise
-from escapement.client.connection.retried_request import ask_verb
+from escapement.client.connection.retried_request import ask_verb_of
 from escapement.client.connection.retry import Retry
 from escapement.client.constructor import internal
 from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
@@ -349,7 +349,7 @@ class Inbox(Attached):
         where = str(delivery_times.position(position, self.topic))
         # Acknowledgements that were queued before the seek must take effect before it.
         await self._until_answered(self._acks.unsettled)
-        await ask_verb(
+        await ask_verb_of(
             self._line,
             "subscriptions.seek",
             topic=self.topic,

@@ -21,7 +21,7 @@ import numpy as np
 from escapement.client import content, delivery_times
 from escapement.client.connection.attachment import Attached
 from escapement.client.connection.line import Line
-from escapement.client.connection.retried_request import ask_verb
+from escapement.client.connection.retried_request import ask_verb_of
 from escapement.client.connection.retry import Retry
 from escapement.client.constructor import internal
 from escapement.client.delivery_times import Delay
@@ -385,7 +385,7 @@ class Producer(Attached):
         Args, the result and errors are as for ``Groups.close``.
         """
         await self.flush()
-        groups = Groups(partial(ask_verb, self._line))
+        groups = Groups(partial(ask_verb_of, self._line))
         return await groups.close(self.topic, group, subscription, then)
 
     async def flush(self) -> None:

@@ -22,7 +22,7 @@ from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.keys import Keys, is_sorted, merge
 from escapement.storage.index.segments.block import BlockCache
-from escapement.storage.index.segments.manifest import Manifest, ManifestFile, no_failpoint
+from escapement.storage.index.segments.manifest import Manifest, ManifestFile
 from escapement.storage.index.segments.segment import Segment
 from escapement.storage.index.segments.segment_set import Segments
 from escapement.storage.journal import journal
@@ -58,12 +58,12 @@ class IndexCount:
                 f"{data} has no index of a broker: give the data directory of the broker"
             )
         while True:
-            manifest = ManifestFile(directory, no_failpoint).current
+            manifest = ManifestFile(directory).current
             named = {} if manifest is None else manifest.segments
             try:
                 segments = Segments.open(directory, named, BlockCache(_CACHE_BYTES))
             except IndexDamaged:
-                if ManifestFile(directory, no_failpoint).current == manifest:
+                if ManifestFile(directory).current == manifest:
                     raise
                 continue  # a merge has replaced the manifest meanwhile
             return cls(directory, manifest, segments, bundle_id)
@@ -79,7 +79,7 @@ class IndexCount:
 
     def unchanged(self) -> bool:
         """Return whether the broker still has the same manifest. Raises ``IndexDamaged``."""
-        return ManifestFile(self._directory, no_failpoint).current == self._manifest
+        return ManifestFile(self._directory).current == self._manifest
 
     def unindexed(self, connection: Connection) -> list[RowKey] | None:
         """Return the keys of the log rows that are not in the index yet.

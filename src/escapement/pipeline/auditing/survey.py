@@ -60,7 +60,7 @@ class Survey:
     """The states of topics and the index, as they are at the start of an audit.
 
     Attributes:
-      index: the index to compare with the topics of its bundle; None for none.
+      index: the index of the bundle to which the topics belong; None for none.
       states: by the full names of the topics. Topics that were deleted meanwhile are left out.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log, by
         the id of the topic. The states have this end too.
@@ -165,8 +165,6 @@ class Survey:
         if self.index is not None and not self.is_stale:
             pairs = zip(self.stretches, counted, strict=True)
             for topic, of_topic in groupby(pairs, lambda pair: pair[0].topic):
-                if self.states[topic].record.bundle_id != self.index.bundle_id:
-                    continue
                 self._compare(self.index, list(of_topic), counts[topic])
         return list(counts.values()), self._findings
 

@@ -48,6 +48,15 @@ class Progress:
     read_bytes: int = 0  # the size of the log rows read
     log_bytes: int = 0  # the size of the whole log, as of the last checkpoint
 
+    def plus(self, part: Progress) -> Progress:
+        """Add the progress of another bundle, whose log is in ``log_bytes`` already."""
+        return Progress(
+            self.messages + part.messages,
+            self.pending + part.pending,
+            self.read_bytes + part.read_bytes,
+            self.log_bytes,
+        )
+
 
 def all_rows(
     engine: Engine, log: Log, connection: Connection, wait: Wait[list[LogRow]] = Future.result

@@ -1,21 +1,22 @@
-"""The lease, held by a job while it works beside no broker.
+"""The leases of bundles of topics, held by a job while it works beside no broker.
 
-The *lease* is the right to write to the log. While the job holds it, no broker writes, so what the
-job has read stays valid.
+A *lease* is the right to write to the topics of a *bundle*. While the job holds it, no broker
+writes to these, so what the job has read stays valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
 from escapement.clock import Clock
 from escapement.errors import EscapementError
-from escapement.storage import lease
+from escapement.storage import lease, members
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity, Lease
+from escapement.storage.members import Member
 
 # The duration of the lease, the same as a broker's. The lease is renewed after a third of it.
 _LEASE_MS: Final = 10_000
@@ -31,29 +32,37 @@ def _nothing(*_: object) -> None:
 
 
 class Renewal:
-    """Renews the lease while the job runs."""
+    """Renews the leases while the job runs.
 
-    def __init__(self, engine: Engine, connection: Connection, held: Lease, clock: Clock) -> None:
-        self.held = held
+    Attributes:
+      leases: the leases by bundle.
+    """
+
+    def __init__(
+        self, engine: Engine, connection: Connection, member: Member, clock: Clock
+    ) -> None:
+        self.leases: dict[int, Lease] = {}
+        self._member = member
         self._engine = engine
         self._connection = connection
         self._clock = clock
 
     def __call__(self) -> None:
-        """Renew the lease if a third of its duration has passed. Raises ``LeaseLost``."""
-        left_ms = self.held.deadline_ms - self._clock.lease_ms()
+        """Renew the leases if a third of their duration has passed. Raises ``LeaseLost``."""
+        left_ms = self._member.deadline_ms - self._clock.lease_ms()
         if left_ms < _LEASE_MS - _RENEWAL_MS:
             self.at_once()
 
     def at_once(self) -> None:
-        """Renew the lease now.
+        """Renew the leases now.
 
-        Success proves that no broker has written to the log while the job held the lease.
+        Success proves that no broker has written to the bundles while the job held their leases.
 
         Raises:
-          LeaseLost: if another broker has taken the lease.
+          LeaseLost: if another broker has taken a lease.
         """
-        self.held = lease.renew(self._engine, self._connection, self.held, self._clock)
+        for held in self.leases.values():
+            lease.renew(self._engine, self._connection, held, self._clock)
 
     def wait(self, work: Future[T], meanwhile: Callable[[], object] = _nothing) -> T:
         """Wait for the work of another thread, renew the lease meanwhile, and return the result.
@@ -93,22 +102,30 @@ class Renewal:
 
 
 @contextmanager
-def held_lease(engine: Engine, identity: Identity, clock: Clock) -> Iterator[Renewal]:
-    """Hold the lease for the duration of the ``with`` block, and yield its renewal.
+def held_lease(
+    engine: Engine, identity: Identity, clock: Clock, bundles: Iterable[int] = (0,)
+) -> Iterator[Renewal]:
+    """Hold the leases of bundles for the duration of the ``with`` block, and yield their renewal.
 
     The release tells the next owner up to which due time the last broker may have delivered
     messages without recording it.
+
+    Raises:
+      LeaseHeld: if a broker owns one of the bundles.
     """
-    held = lease.acquire(engine, identity, _LEASE_MS, clock)
-    # The lease is renewed over its own connection, because another one reads the log meanwhile.
+    member = members.register(engine, identity, _LEASE_MS, clock)
+    # The leases are renewed over their own connection, because another one reads the log meanwhile.
     with closing(engine.connect()) as connection:
-        renewal = Renewal(engine, connection, held, clock)
+        renewal = Renewal(engine, connection, member, clock)
         try:
+            for bundle_id in bundles:
+                renewal.leases[bundle_id] = lease.take(engine, member, clock, bundle_id)
+                renewal()
             yield renewal
         finally:
-            doubtful_until_ms = held.delivered_until_ms(clock.now_ms())
             # A lease that cannot be released expires.
             with suppress(EscapementError):
-                lease.release(
-                    engine, connection, held, clean=True, doubtful_until_ms=doubtful_until_ms
-                )
+                for held in renewal.leases.values():
+                    until_ms = held.delivered_until_ms(clock.now_ms())
+                    lease.release(engine, connection, held, clean=True, doubtful_until_ms=until_ms)
+                members.leave(connection, member)

@@ -45,6 +45,7 @@ from escapement.protocol.commands.producing import (
 )
 from escapement.protocol.commands.reading import Find, Found, Page, Read
 from escapement.protocol.commands.refusal import Refused, error_fields
+from escapement.protocol.commands.routing import Lookup, Moved, Owner
 
 __all__ = [
     "COMMANDS",
@@ -71,8 +72,11 @@ __all__ = [
     "Goodbye",
     "Halt",
     "Hello",
+    "Lookup",
+    "Moved",
     "Nack",
     "OpenProducer",
+    "Owner",
     "Page",
     "Ping",
     "Pong",

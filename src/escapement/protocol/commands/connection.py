@@ -22,7 +22,8 @@ from escapement.protocol.limits import MAX_ID, MAX_REQUEST_CONTAINERS, MAX_TOKEN
 class Hello(Command):
     """The first command of a client: the protocol version that it speaks, its name and its token.
 
-    ``features`` is reserved for future use. A client without a token omits the field.
+    ``escapement.protocol.limits`` has the names of the features. Unknown ones are ignored. A client
+    without a token omits the field.
     """
 
     version: Annotated[int, Integer(0, MAX_ID)]

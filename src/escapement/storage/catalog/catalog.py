@@ -19,7 +19,12 @@ from typing import Final, NamedTuple
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.names import NamespaceName, SubscriptionKind, TopicName
 from escapement.storage import removal
-from escapement.storage.bundles import bundle_count, bundle_of_name, wrong_bundle
+from escapement.storage.bundles import (
+    bundle_count,
+    bundle_of_name,
+    catalog_changed,
+    wrong_bundle,
+)
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey, Params, Row
 from escapement.storage.engine.paging import by_id, of_topics
@@ -153,6 +158,7 @@ def create_namespace(
         params,
         f"namespace {tenant}/{name}",
     )
+    catalog_changed(connection)
     return Namespace(id, tenant, name, delays_enabled, granularity_ms, tick_ms, now_ms)
 
 
@@ -187,6 +193,7 @@ def update_namespace(connection: Connection, namespace: Namespace) -> None:
         ),
         f"namespace {namespace.tenant}/{namespace.name}",
     )
+    catalog_changed(connection)
 
 
 def delete_namespace(connection: Connection, namespace: Namespace) -> None:
@@ -204,6 +211,7 @@ def delete_namespace(connection: Connection, namespace: Namespace) -> None:
     ).rows:
         raise Conflict(f"{what} still has topics; delete them first")
     _touch(connection, "DELETE FROM namespaces WHERE id = ?", (namespace.id,), what)
+    catalog_changed(connection)
 
 
 def open_namespace(connection: Connection, dialect: Dialect, namespace_id: int) -> None:
@@ -225,29 +233,14 @@ def open_namespace(connection: Connection, dialect: Dialect, namespace_id: int) 
         )
 
 
-def mark_namespace(
-    connection: Connection, dialect: Dialect, namespace: Namespace, bundle_id: int
-) -> None:
-    """Mark a namespace for deletion with everything in it, by the owner of a bundle.
-
-    Raises:
-      Conflict: if the namespace has topics in other bundles.
-    """
+def mark_namespace(connection: Connection, dialect: Dialect, namespace_id: int) -> None:
+    """Mark a namespace for deletion with everything in it."""
     # Creations of topics that lock the namespace end first. Later ones find the mark.
     connection.execute(
-        f"SELECT id FROM namespaces WHERE id = ?{dialect.update_lock}", (namespace.id,)
+        f"SELECT id FROM namespaces WHERE id = ?{dialect.update_lock}", (namespace_id,)
     )
-    removal.mark(connection, "namespace", namespace.id)
-    rows = connection.execute(
-        "SELECT DISTINCT bundle_id FROM topics WHERE namespace_id = ? AND bundle_id <> ?",
-        (namespace.id, bundle_id),
-    ).rows
-    if rows:
-        found = ", ".join(str(id) for (id,) in sorted(rows))
-        raise Conflict(
-            f"Namespace {namespace.tenant}/{namespace.name} has topics in other bundles: {found}."
-            " Delete them first."
-        )
+    removal.mark(connection, "namespace", namespace_id)
+    catalog_changed(connection)
 
 
 # -- topics --------------------------------------------------------------------
@@ -491,6 +484,24 @@ def read_named(
         space = spaces.get(record.namespace_id)
         if space is not None:
             yield TopicName(space.tenant, space.name, record.name), record
+
+
+def misplaced_topics(connection: Connection, count: int, up_to_id: int) -> dict[str, int]:
+    """Return the topics that are in another bundle than their full names say, with the bundle.
+
+    Args:
+      count: the number of bundles.
+      up_to_id: the highest id of a topic that may be misplaced; see storage/bundles.py.
+    """
+    if not up_to_id:
+        return {}
+    found: dict[str, int] = {}
+    for name, record in read_named(connection):
+        if record.id > up_to_id:
+            break
+        if record.bundle_id != bundle_of_name(name.full, count):
+            found[name.full] = record.bundle_id
+    return found
 
 
 def read_subscriptions(

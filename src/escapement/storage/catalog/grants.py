@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from escapement.access.grant import Grant, read_actions
 from escapement.access.pattern import Pattern
+from escapement.storage.bundles import catalog_changed
 from escapement.storage.engine.base import Connection
 
 
@@ -26,6 +27,7 @@ def put_grant(connection: Connection, grant: Grant) -> None:
         "REPLACE INTO grants (role, pattern, actions) VALUES (?, ?, ?)",
         (grant.role, grant.pattern.text.encode(), ",".join(grant.listed)),
     )
+    catalog_changed(connection)
 
 
 def remove_grant(connection: Connection, role: str, pattern: Pattern) -> None:
@@ -33,3 +35,4 @@ def remove_grant(connection: Connection, role: str, pattern: Pattern) -> None:
     connection.execute(
         "DELETE FROM grants WHERE role = ? AND pattern = ?", (role, pattern.text.encode())
     )
+    catalog_changed(connection)

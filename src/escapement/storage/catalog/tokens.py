@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.storage.bundles import catalog_changed
 from escapement.storage.engine.base import Connection, Engine
 
 TokenState = Literal["valid", "revoked", "expired"]
@@ -65,11 +66,13 @@ def insert_token(connection: Connection, token: TokenRecord, dead_ids: Sequence[
     )
     if dead_ids:
         connection.execute_many("DELETE FROM tokens WHERE id = ?", [(id,) for id in dead_ids])
+    catalog_changed(connection)
 
 
 def revoke_token(connection: Connection, id: str, now_ms: int) -> None:
     """Store that a token is revoked."""
     connection.execute("UPDATE tokens SET revoked_at_ms = ? WHERE id = ?", (now_ms, id))
+    catalog_changed(connection)
 
 
 def note_uses(connection: Connection, uses: Iterable[tuple[str, int]]) -> None:

@@ -37,7 +37,7 @@ from escapement.storage.commit.lane import Lane, State, Waiting
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal.journal import START, JournalPosition
-from escapement.storage.lease import Lease, Recorded
+from escapement.storage.lease import Lease
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
 
@@ -92,7 +92,6 @@ class CommitPipeline:
           max_commits_per_second: limit for all lanes together; None for no limit.
         """
         count = max(1, min(max_lanes, engine.max_lanes))
-        recorded = Recorded(engine, lease)
         interval_s = count / max_commits_per_second if max_commits_per_second else 0.0
         self._next_offsets: dict[int, int] = {}
         self._max_waiting_bytes = max_waiting_bytes
@@ -105,7 +104,7 @@ class CommitPipeline:
             Lane(
                 number,
                 journal_ends.get(number, START).seq,
-                writer=Writer(engine, lease, recorded, number, journal_ends.get(number, START)),
+                writer=Writer(engine, lease, number, journal_ends.get(number, START)),
                 log=log,
                 clock=clock,
                 run=run,

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.storage.catalog import producers
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
@@ -30,7 +31,7 @@ from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import encode_entry
 from escapement.storage.journal.journal import JournalPosition
-from escapement.storage.lease import Lease, Recorded, answer, as_owner, check, question
+from escapement.storage.lease import Lease, answer, as_owner, check, enter, question
 from escapement.storage.log.log_table import insertion
 
 _log = EventLog(__name__)
@@ -39,9 +40,7 @@ _log = EventLog(__name__)
 class Writer:
     """The database connection of one lane. It is opened again whenever it was lost."""
 
-    def __init__(
-        self, engine: Engine, lease: Lease, recorded: Recorded, lane: int, last: JournalPosition
-    ) -> None:
+    def __init__(self, engine: Engine, lease: Lease, lane: int, last: JournalPosition) -> None:
         """Keep what a lane writes with, without connecting.
 
         Args:
@@ -49,7 +48,6 @@ class Writer:
         """
         self._engine = engine
         self._lease = lease
-        self._recorded = recorded
         self._lane = lane
         self._last = last
         self._connection: Connection | None = None
@@ -92,14 +90,14 @@ class Writer:
     def _connect_once(self) -> Connection:
         connection = self._engine.connect()
         try:
-            self._recorded.enter(connection, self._last_id)
+            enter(self._engine, connection, self._lease, self._last_id)
             connection.snapshot()  # a checkpoint may trim the journal between two reads
             journal.require(connection, self._lease.bundle_id, {self._lane: self._last})
             connection.rollback()
         except BaseException as error:
             connection.close()
             if isinstance(error, OutcomeUnknown):
-                # Only the lease row is in doubt. The next attempt writes it again.
+                # Only the list of connections is in doubt. The next attempt writes it again.
                 raise StorageUnavailable(str(error)) from error
             raise
         return connection
@@ -119,7 +117,11 @@ class Writer:
             if prepares:
                 self._prepare(connection, group)
             self._insert(connection, group, [] if prepares else group.advances)
+            failpoint("before_commit")
+            if group.acks:
+                failpoint("ack_commit")
             connection.commit()
+            failpoint("after_commit")
             self._last = group.position
         except StorageUnavailable:
             self.disconnect()
@@ -185,8 +187,8 @@ class Writer:
 
         It is if the journal has the group's row. The result is final, because the transaction that
         wrote the row has ended: it locked the lease row in share mode, and connecting again has
-        changed that row since. While this broker has the lease, no other broker deletes journal
-        rows, and this broker deletes only rows of groups that it knows to be durable.
+        locked that row for itself since. While this broker has the lease, no other broker deletes
+        journal rows, and this broker deletes only rows of groups that it knows to be durable.
 
         A server may show a commit before it is on disk. So a row that is found is changed slightly
         and committed again, which puts both commits on disk.

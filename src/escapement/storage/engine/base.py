@@ -83,6 +83,7 @@ class Dialect:
     update_lock: str  # locks the selected rows for this transaction alone
     blob: str  # the type of a large byte string
     name: str  # the type of a name of up to 255 characters, compared byte for byte
+    inner_index: bool  # whether CREATE TABLE may define an index of values that are not unique
     table_end: str  # what follows the closing parenthesis of CREATE TABLE
     now_ms: str  # an expression for the time of the database's clock in integer milliseconds
     insert_ignore: str  # an INSERT that leaves an existing row unchanged, and then affects 0 rows

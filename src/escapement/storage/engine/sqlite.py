@@ -70,6 +70,7 @@ DIALECT: Final = Dialect(
     update_lock="",
     blob="BLOB",
     name="TEXT",
+    inner_index=False,
     table_end="",
     now_ms="CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     insert_ignore="INSERT OR IGNORE",

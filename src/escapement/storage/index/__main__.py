@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from escapement.errors import IndexDamaged
+from escapement.failpoints import set_by_environment
 from escapement.storage.index.merging.compaction import EXIT_DAMAGED, Job, merge_segments
 
 # The priority of the process. The broker comes first, but on an idle machine a merge uses a whole
@@ -33,6 +34,7 @@ def _end_with_the_parent() -> None:
 
 def main() -> int:
     """Merge the segments of the job on standard input, and return the process's exit code."""
+    set_by_environment()
     os.nice(_NICENESS)
     with suppress(OSError):  # the file exists only on Linux, and not with every kernel
         Path("/proc/self/autogroup").write_text(str(_NICENESS), "ascii")

@@ -24,7 +24,6 @@ from escapement.storage.index.segments.manifest import (
     ManifestFile,
     Mark,
     Position,
-    no_failpoint,
 )
 from escapement.storage.index.segments.segment_set import segment_name
 from escapement.storage.index.segments.writer import writing
@@ -99,7 +98,7 @@ class Building:
                 forgotten_until_ms,
                 relied_on=positions,
             )
-            ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
+            ManifestFile(self.directory).update(lambda _: manifest, lambda: None)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
         """Merge the smallest segments until at most ``limits.max_segments`` are left.

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from escapement.failpoints import failpoint
 from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.index.columns import Pick, assemble
 from escapement.storage.index.keys import unique_sorted
@@ -31,7 +32,6 @@ from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
 from escapement.storage.index.segments.manifest import (
-    Failpoint,
     Lineage,
     Manifest,
     ManifestFile,
@@ -123,7 +123,6 @@ class Checkpoint:
         block_rows: int,
         manifest: ManifestFile,
         cache: BlockCache,
-        failpoint: Failpoint,
         due_soon: DueSoonBlocks,
         far_ms: int,
     ) -> None:
@@ -143,7 +142,6 @@ class Checkpoint:
         self._block_rows = block_rows
         self._manifest = manifest
         self._cache = cache
-        self._failpoint = failpoint
         self._due_soon = due_soon
         self._far_ms = far_ms
         self._writer: SegmentWriter | None = None
@@ -191,6 +189,7 @@ class Checkpoint:
             if not live.count:
                 continue
             with writing(self._path):
+                failpoint("checkpoint_write")
                 if self._writer is None:
                     self._writer = SegmentWriter(
                         self._path, self._block_rows, bulk=self._is_far(), due_soon=self._due_soon
@@ -255,7 +254,7 @@ class Checkpoint:
     def _finish_segment(self) -> dict[str, int]:
         if self._writer is None:
             return {}
-        self._writer.finish(self._failpoint)
+        self._writer.finish()
         self.segment = Segment(self._path, self._cache)
         for at, block in self._due_soon.blocks:
             self.segment.remember(at, block)

@@ -43,10 +43,8 @@ from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
 from escapement.storage.index.segments.manifest import (
     MANIFEST_NAME,
-    Failpoint,
     Manifest,
     ManifestFile,
-    no_failpoint,
 )
 from escapement.storage.index.segments.segment import TopicSlice
 from escapement.storage.index.segments.segment_set import Segments
@@ -67,14 +65,12 @@ class DelayedIndex:
         manifest: ManifestFile,
         segments: Segments,
         cache: BlockCache,
-        failpoint: Failpoint,
     ) -> None:
         """Create the object for an index on disk. Call :meth:`open` instead."""
         self.limits = limits
         self._directory = directory
         self._manifest = manifest
         self._cache = cache
-        self._failpoint = failpoint
         # How many checkpoints have begun because memory was half full, since the index was opened.
         self.full_checkpoints = 0
         # Obsolete messages due by this time may have been removed, or a compaction in progress
@@ -91,20 +87,13 @@ class DelayedIndex:
     # -- opening and discarding -------------------------------------------------
 
     @classmethod
-    def open(
-        cls,
-        directory: Path,
-        limits: IndexLimits | None = None,
-        failpoint: Failpoint = no_failpoint,
-    ) -> DelayedIndex:
+    def open(cls, directory: Path, limits: IndexLimits | None = None) -> DelayedIndex:
         """Open the index in ``directory``, which is created if it does not exist; blocking.
 
         Verifies the manifest and the table of contents of every segment. The rest of a segment is
         verified when it is read. Deletes files that a crash left behind.
 
         Args:
-          failpoint: called after each step of a checkpoint or compaction. Tests raise an error in
-            it.
 
         Raises:
           StorageError: if the directory cannot be created.
@@ -118,14 +107,14 @@ class DelayedIndex:
             raise StorageError(
                 f"Cannot use the index directory {directory}: {error.strerror}"
             ) from error
-        manifest = ManifestFile(directory, failpoint)
+        manifest = ManifestFile(directory)
         cache = BlockCache(limits.cache_bytes)
         named = manifest.current.segments if manifest.current else {}
         segments = Segments.open(directory, named, cache)
         for path in directory.iterdir():
             if path.name != MANIFEST_NAME and path.name not in named:
                 path.unlink()
-        return cls(directory, limits, manifest, segments, cache, failpoint)
+        return cls(directory, limits, manifest, segments, cache)
 
     @staticmethod
     def discard(directory: Path) -> None:
@@ -337,7 +326,6 @@ class DelayedIndex:
             self.limits.block_rows,
             self._manifest,
             self._cache,
-            self._failpoint,
             DueSoonBlocks(due_soon_ms, self.limits.cache_bytes // _DUE_SOON_SHARE),
             far_ms,
         )
@@ -400,7 +388,6 @@ class DelayedIndex:
             far_ms,
             self._manifest,
             self._cache,
-            self._failpoint,
         )
         return self._compaction
 

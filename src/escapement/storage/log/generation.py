@@ -36,9 +36,13 @@ _CREATE: Final = """
         kind SMALLINT NOT NULL,
         size_bytes BIGINT NOT NULL,
         data {blob} NOT NULL,
-        PRIMARY KEY (topic_id, base_offset)
+        PRIMARY KEY (topic_id, base_offset){index}
     ){table_end}
 """
+# The index finds the rows with messages that are due first, for a broker that has lost its delayed
+# index (storage/log/earlier_rows.py). Tables from before it was added have no such index, and are
+# read as a whole.
+_DUE: Final = "(min_due_ms, topic_id, base_offset)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,18 @@ def create(engine: Engine, connection: Connection, new: Generation) -> None:
     Call this outside of a transaction. It can be repeated after a failure.
     """
     for table in new.tables:
-        connection.execute(creation(engine.dialect, table))
+        for statement in creation(engine.dialect, table):
+            connection.execute(statement)
 
 
-def creation(dialect: Dialect, table: str) -> str:
-    """Return the CREATE TABLE of a table of the log."""
-    return _CREATE.format(table=table, blob=dialect.blob, table_end=dialect.table_end)
+def creation(dialect: Dialect, table: str) -> list[str]:
+    """Return the SQL statements that create a table of the log and its index."""
+    index = f", KEY due {_DUE}" if dialect.inner_index else ""
+    table_end = dialect.table_end
+    statement = _CREATE.format(table=table, blob=dialect.blob, index=index, table_end=table_end)
+    if dialect.inner_index:
+        return [statement]
+    return [statement, f"CREATE INDEX IF NOT EXISTS {table}_due ON {table} {_DUE}"]
 
 
 def set_table(table_set: int, shard: int) -> str:

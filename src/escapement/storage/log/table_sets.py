@@ -93,7 +93,7 @@ def pending(engine: Engine, connection: Connection, wanted: int, parallelism: in
     first = max((id for id, _ in sets), default=0) + 1
     for id in range(first, first + wanted - fitting):
         for shard in range(parallelism):
-            yield creation(engine.dialect, set_table(id, shard))
+            yield from creation(engine.dialect, set_table(id, shard))
         yield f"INSERT INTO table_sets (id, table_count) VALUES ({id}, {parallelism})"
     yield from _unused(connection, there)
 

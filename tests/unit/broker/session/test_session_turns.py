@@ -32,7 +32,7 @@ async def test_memory_of_a_small_request_is_reserved_when_all_of_it_has_come(
 ) -> None:
     """Invariant 9: many peers that send small requests slowly hold up nobody."""
     async with testing.start() as world, trio.open_nursery() as nursery:
-        front = Front(world.server)
+        front = Front.of_broker(world.server)
         ours, peer = await connected(front, nursery)
         request = b"".join(peer.send(wire.Admin(1, "topics.list", {"text": "x" * size})))
         await ours.send_all(request[:100])
@@ -64,7 +64,7 @@ async def test_connection_with_many_small_commands_gives_others_their_turn(
     """Invariant 9: it has its turn again after other tasks."""
     turns = Turns()
     async with testing.start() as world, trio.open_nursery() as nursery:
-        ours, peer = await connected(Front(world.server), nursery)
+        ours, peer = await connected(Front.of_broker(world.server), nursery)
         pings = [b"".join(peer.send(wire.Ping(number))) for number in range(2_000)]
         await ours.send_all(b"".join(pings))
         nursery.start_soon(turns.take)
@@ -86,7 +86,7 @@ async def test_connection_with_acks_of_many_messages_gives_others_their_turn(
             producer = await broker.producer(topic)
             for _ in range(0, messages, 10_000):
                 await producer.send_many([b""] * 10_000)
-        ours, peer = await connected(Front(world.server), nursery)
+        ours, peer = await connected(Front.of_broker(world.server), nursery)
         subscribe = wire.Subscribe(1, 7, topic, "s", "shared", "earliest", 1000, "")
         await ours.send_all(b"".join(peer.send(subscribe)))
         await wait_all_tasks_blocked()

@@ -129,7 +129,7 @@ async def test_closing_does_not_wait_for_a_lost_connection() -> None:
 
     async with Peer.running() as peer, anyio.create_task_group() as tasks:
         async with connect(peer, close_timeout_s=60) as broker:
-            broker._line.link._stream.send = never
+            broker._lines.first.link._stream.send = never
             tasks.start_soon(cut, peer)
         assert anyio.current_time() < 2
 
@@ -178,7 +178,7 @@ async def test_unanswered_request_that_timed_out_or_was_cancelled_leaves_nothing
         with anyio.move_on_after(1):
             await broker.admin("unheard")
         assert len(peer.heard_of(wire.Admin)) == 2
-        assert not broker._line._answers
+        assert not broker._lines.first._answers
 
 
 @on_both

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from escapement import failpoints
 from escapement.errors import StorageError
 from escapement.storage.index import DelayedIndex
-from support.faults.index_failpoints import STEPS, Crash, CrashAt
+from support.faults.crash_points import STEPS, Crash, crash_at
 from support.storage.index_samples import SMALL_BLOCKS, batch_of, content, fill, write_checkpoint
 
 
@@ -19,20 +20,18 @@ def test_a_crash_in_a_checkpoint_leaves_the_state_before_or_after(
     tmp_path: Path, step: str
 ) -> None:
     """P5, invariant 7."""
-    failpoint = CrashAt(step)
-    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS, failpoint)
+    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
     fill(index, 0, 50)
     write_checkpoint(index, {0: (1, b"a")})
     before = content(index)
     fill(index, 50, 50)
     after = content(index)
-    failpoint.armed = True
-    with pytest.raises(Crash):
+    with crash_at(step), pytest.raises(Crash):
         write_checkpoint(index, {0: (2, b"b"), 1: (7, b"c")})
     assert content(index) == after, "entries that could not be written stay readable"
     survivor = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
     assert survivor.manifest is not None
-    if step == "manifest renamed":
+    if step == "after_manifest_swap":
         assert survivor.manifest.positions == {0: (2, b"b"), 1: (7, b"c")}
         assert content(survivor) == after
     else:
@@ -43,13 +42,10 @@ def test_a_crash_in_a_checkpoint_leaves_the_state_before_or_after(
 
 @pytest.mark.parametrize("step", STEPS)
 def test_checkpoint_after_a_failed_one_writes_everything(tmp_path: Path, step: str) -> None:
-    failpoint = CrashAt(step)
-    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS, failpoint)
+    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
     fill(index, 0, 50)
-    failpoint.armed = True
-    with pytest.raises(Crash):
+    with crash_at(step), pytest.raises(Crash):
         write_checkpoint(index, {0: (1, b"a")})
-    failpoint.armed = False
     fill(index, 50, 50)
     everything = content(index)
     write_checkpoint(index, {0: (2, b"b")})
@@ -57,15 +53,17 @@ def test_checkpoint_after_a_failed_one_writes_everything(tmp_path: Path, step: s
     assert content(DelayedIndex.open(tmp_path, SMALL_BLOCKS)) == everything
 
 
-def test_failed_write_is_a_storage_error_and_loses_nothing(tmp_path: Path) -> None:
-    def full(name: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS, full)
+@pytest.mark.parametrize("step", ["checkpoint_write", "before_fsync", "after_fsync"])
+def test_failed_write_is_a_storage_error_and_loses_nothing(tmp_path: Path, step: str) -> None:
+    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
     fill(index, 0, 50)
     everything = content(index)
-    with pytest.raises(StorageError, match="No space left"):
-        write_checkpoint(index, {})
+    failpoints.set_actions(*failpoints.parse(f"{step}=error"))
+    try:
+        with pytest.raises(StorageError, match="No space left"):
+            write_checkpoint(index, {})
+    finally:
+        failpoints.clear()
     assert content(index) == everything
     assert not list(tmp_path.iterdir())
 

@@ -77,6 +77,7 @@ DIALECT: Final = Dialect(
         "VARCHAR(255) CHARACTER SET utf8mb4 "
         "COLLATE /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */"
     ),
+    inner_index=True,
     table_end=" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4",
     now_ms="CAST(ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000) AS SIGNED)",
     insert_ignore="INSERT IGNORE",

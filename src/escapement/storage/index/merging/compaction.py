@@ -40,12 +40,10 @@ from escapement.storage.index.merging.tiers import SegmentSize
 from escapement.storage.index.plan import Fetch, Plan
 from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.manifest import (
-    Failpoint,
     Manifest,
     ManifestFile,
     Position,
     latest,
-    no_failpoint,
 )
 from escapement.storage.index.segments.segment import Segment, TopicSlice
 from escapement.storage.index.segments.writer import SegmentWriter, whole_segment, writing
@@ -148,7 +146,6 @@ class Compaction:
         far_ms: int,
         manifest: ManifestFile,
         cache: BlockCache,
-        failpoint: Failpoint,
     ) -> None:
         self.inputs: Sequence[Segment] = tuple(inputs)
         self.segment: Segment | None = None
@@ -160,7 +157,6 @@ class Compaction:
         self._far_ms = far_ms
         self._manifest = manifest
         self._cache = cache
-        self._failpoint = failpoint
         self._rows: int | None = None
         self._named = False
         self._given_up = False
@@ -279,7 +275,7 @@ class Compaction:
     def run_here(self) -> None:
         """Merge the inputs in this process and thread; blocking."""
         with writing(self._output):
-            self._rows = merge_segments(self._job(), self._failpoint)
+            self._rows = merge_segments(self._job())
 
     def _job(self) -> Job:
         return Job(
@@ -398,7 +394,7 @@ class _LeftOut:
         return keep
 
 
-def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
+def merge_segments(job: Job) -> int:
     """Merge the inputs of a job, and return the number of messages in the output; blocking.
 
     The output is a durable file. It does not exist if all messages are left out.
@@ -412,7 +408,7 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
     left_out = _LeftOut(job)
     topics = {topic for segment in inputs for topic in segment.topic_ids.tolist()}
     bulk = _is_far(inputs, job.far_ms)
-    with whole_segment(Path(job.output), job.block_rows, bulk, failpoint) as writer:
+    with whole_segment(Path(job.output), job.block_rows, bulk) as writer:
         for topic_id in sorted(topics.difference(job.dropped)):
             parts = [segment.slice(topic_id) for segment in inputs]
             _merge_topic(writer, topic_id, [part for part in parts if part is not None], left_out)

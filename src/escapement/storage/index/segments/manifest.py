@@ -33,21 +33,16 @@ from typing import Any, Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged
+from escapement.failpoints import failpoint
 from escapement.storage.directory import sync_directory
 
 # A position in the journal of a lane: the sequence number of an entry, and the random id of the
 # group commit that wrote it.
 Position = tuple[int, bytes]
-# Called after each step with the name of the step. Tests raise an error in it.
-Failpoint = Callable[[str], None]
 
 MANIFEST_NAME: Final = "MANIFEST"
 _TEMPORARY_NAME: Final = "MANIFEST.new"
 _FIRST_LINE: Final = re.compile(rb"escapement index manifest 1 ([0-9a-f]{8})\n")
-
-
-def no_failpoint(name: str) -> None:
-    """Do nothing: the failpoint outside of tests."""
 
 
 class Mark(NamedTuple):
@@ -164,7 +159,7 @@ def _mark(field: Any) -> Mark | None:
 class ManifestFile:
     """The manifest in the directory of an index: reads it once and replaces it."""
 
-    def __init__(self, directory: Path, failpoint: Failpoint) -> None:
+    def __init__(self, directory: Path) -> None:
         """Read the manifest into ``current``; blocking.
 
         ``current`` is None if the directory has no manifest.
@@ -173,7 +168,6 @@ class ManifestFile:
           IndexDamaged: if the manifest is damaged or cannot be read.
         """
         self._path = directory / MANIFEST_NAME
-        self._failpoint = failpoint
         self._lock = Lock()
         self.current: Manifest | None = None
         try:
@@ -208,9 +202,9 @@ class ManifestFile:
             except OSError:
                 temporary.unlink(missing_ok=True)
                 raise
-            self._failpoint("manifest tmp written")
+            failpoint("before_manifest_swap")
             on_rename()
             temporary.rename(self._path)
-            self._failpoint("manifest renamed")
+            failpoint("after_manifest_swap")
             sync_directory(self._path.parent)
             self.current = manifest

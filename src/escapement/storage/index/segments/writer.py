@@ -20,6 +20,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from escapement.errors import StorageError
+from escapement.failpoints import failpoint
 from escapement.message import Buffer, MessageBatch, cuts
 from escapement.storage.directory import sync_directory
 from escapement.storage.index.keys import Key, Keys, is_sorted
@@ -32,7 +33,6 @@ from escapement.storage.index.segments.block import (
 )
 from escapement.storage.index.segments.direct_file import DirectFile
 from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
-from escapement.storage.index.segments.manifest import Failpoint, no_failpoint
 from escapement.storage.index.segments.segment import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -139,7 +139,7 @@ class SegmentWriter:
         self._at += size
         return size
 
-    def finish(self, failpoint: Failpoint = no_failpoint) -> None:
+    def finish(self) -> None:
         """Write the directory and the trailer, and make the file durable; blocking.
 
         Fsyncs the file, closes it, and fsyncs its parent directory.
@@ -152,11 +152,11 @@ class SegmentWriter:
         trailer = TRAILER.pack(at, self._write(encode(FOOTER, len(runs), [body])))
         self._write([trailer, struct.pack("<I", crc32(trailer)), TRAILER_END])
         self._file.flush()
-        failpoint("segment written")
+        failpoint("before_fsync")
         os.fsync(self._file.fileno())
         self._file.close()
         sync_directory(self.path.parent)
-        failpoint("segment fsynced")
+        failpoint("after_fsync")
 
     def discard(self) -> None:
         """Give up the segment and delete its file."""
@@ -179,7 +179,6 @@ def whole_segment(
     path: Path,
     block_rows: int = BLOCK_ROWS,
     bulk: bool = True,
-    failpoint: Failpoint = no_failpoint,
 ) -> Iterator[SegmentWriter]:
     """Provide a writer for a segment, and make the segment durable when the ``with`` block ends.
 
@@ -189,7 +188,6 @@ def whole_segment(
       path: the path of the file, which must not exist.
       block_rows: a run has at most this many messages.
       bulk: write the file past the operating system's page cache.
-      failpoint: called after each step that makes the file durable. Tests raise an error in it.
 
     Raises:
       StorageError: if writing to the disk fails.
@@ -199,7 +197,7 @@ def whole_segment(
         try:
             yield writer
             if writer.rows:
-                writer.finish(failpoint)
+                writer.finish()
             else:
                 writer.discard()
         except BaseException:

@@ -13,7 +13,7 @@ from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, Compaction, DelayedIndex, Lineage
 from escapement.storage.index.keys import MAX_DUE_MS
-from support.faults.index_failpoints import STEPS, Crash, CrashAt
+from support.faults.crash_points import STEPS, Crash, crash_at
 from support.storage.index_samples import (
     SMALL_BLOCKS,
     add_range,
@@ -31,19 +31,17 @@ def run_and_finish(compaction: Compaction) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_in_a_compaction_loses_nothing(tmp_path: Path, step: str) -> None:
-    failpoint = CrashAt(step)
-    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS, failpoint)
+    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
     for first in (0, 50, 100):
         fill(index, first, 50)
         write_checkpoint(index, {0: (first, b"a")})
     everything = content(index)
     assert index.manifest is not None
     compaction = index.begin_compaction(list(index.manifest.segments))
-    failpoint.armed = True
-    with pytest.raises(Crash):
+    with crash_at(step), pytest.raises(Crash):
         run_and_finish(compaction)
     survivor = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
-    assert survivor.segment_count == (1 if step == "manifest renamed" else 3)
+    assert survivor.segment_count == (1 if step == "after_manifest_swap" else 3)
     assert content(survivor) == everything
     assert survivor.manifest is not None
     assert survivor.manifest.positions == {0: (100, b"a")}

@@ -1,0 +1,71 @@
+"""The directory of bundles: which bundle a topic belongs to, and which broker owns each bundle.
+
+Sessions answer from it, so it answers from memory. The default knows only the broker's own bundle.
+A process that runs brokers of several bundles gives each of them a directory of all bundles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from escapement.protocol.limits import FEATURE_BUNDLE
+
+
+class Place(NamedTuple):
+    """The broker that owns a bundle.
+
+    Attributes:
+      address: ``host:port``; "" if no owner is known.
+      epoch: the epoch of its lease; 0 if it is not known. Clients ignore a place whose epoch is
+        lower than one that they have heard of.
+    """
+
+    address: str
+    epoch: int
+
+
+class Directory(Protocol):
+    """The bundles of a database and their owners, as this process knows them."""
+
+    @property
+    def count(self) -> int:
+        """The number of bundles."""
+        ...
+
+    def bundle_of(self, topic: str) -> int:
+        """Return the bundle of a topic by its full name, whether the topic exists or not.
+
+        Message tables, whose names begin with ``table://``, belong to bundle 0.
+        """
+        ...
+
+    def owner_of(self, bundle_id: int) -> Place:
+        """Return where clients find the broker of a bundle, now or soon.
+
+        While the broker of a bundle stops, this is the next owner if it is known. The epoch is then
+        the one that the next owner will have, the broker's own epoch plus 1.
+        """
+        ...
+
+
+class OneBundle:
+    """The directory of a broker that knows no other brokers: all topics belong to its bundle."""
+
+    count = 1
+
+    def __init__(self, bundle_id: int, address: str) -> None:
+        self._bundle_id = bundle_id
+        self._here = Place(address, 0)
+
+    def bundle_of(self, topic: str) -> int:
+        return self._bundle_id
+
+    def owner_of(self, bundle_id: int) -> Place:
+        return self._here if bundle_id == self._bundle_id else Place("", 0)
+
+
+def wanted_bundle(features: Mapping[str, Any]) -> int | None:
+    """Return the bundle that the features of a Hello ask for; None if they name none."""
+    wanted = features.get(FEATURE_BUNDLE)
+    return wanted if type(wanted) is int and wanted >= 0 else None

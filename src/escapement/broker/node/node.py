@@ -1,0 +1,386 @@
+"""A node: the brokers of the bundles that this process owns.
+
+A node looks at the database every ``LOOK_S``: which nodes live, and who owns which bundle. Its
+:class:`Balancer <escapement.broker.node.balancer.Balancer>` decides what to take and what to
+release. For each bundle that the node takes, it starts a ``Broker``, which takes the lease,
+recovers and serves. To release a bundle, the node stops its broker. That is a clean stop: dispatch
+ends, messages in flight are returned with their attempts, a checkpoint is written, clients are told
+the next owner, and the lease is released.
+
+What happens to one bundle does not disturb the others: a broker that has lost its lease ends, and a
+broker with a damaged index is started again and rebuilds it. Any other failure of a broker ends the
+node, because its cause is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from escapement.broker.broker import Broker
+from escapement.broker.config import BrokerConfig
+from escapement.broker.crash import one_error
+from escapement.broker.delivery.output_bound import OutputBound
+from escapement.broker.directory import Place, wanted_bundle
+from escapement.broker.front.certificates import Certificates
+from escapement.broker.front.front import Front
+from escapement.broker.limits import MIB
+from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
+from escapement.broker.node.balancer import Balancer, Decision, Situation
+from escapement.broker.node.node_directory import NodeDirectory
+from escapement.broker.node.owned_bundle import OwnedBundle
+from escapement.broker.runners import Runners
+from escapement.clock import Clock
+from escapement.errors import (
+    EscapementError,
+    LeaseHeld,
+    LeaseLost,
+    ShuttingDown,
+    StorageUnavailable,
+)
+from escapement.event_log import EventLog, log_fields
+from escapement.protocol import commands as wire
+from escapement.storage.bundles import (
+    BUNDLES,
+    CATALOG,
+    PLACED,
+    divide_new_database,
+    shared_numbers,
+)
+from escapement.storage.catalog.catalog import misplaced_topics
+from escapement.storage.catalog.views import create_views
+from escapement.storage.data_directory import index_directory
+from escapement.storage.engine.base import Engine, TransactionAborted
+from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.lease import Identity
+from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
+from escapement.storage.schema import migrate
+
+_log = EventLog(__name__)
+
+# How often a node looks at the nodes and bundles. A look is one query.
+LOOK_S: Final = 1.0
+# With a short lease, a node looks more often: so many times in the duration of a lease.
+_LOOKS_PER_LEASE: Final = 10
+# How long a node keeps the list of topics that are in other bundles than their names say. It takes
+# some seconds to read if there are a million topics.
+_PLACE_S: Final = 10.0
+# The least memory of the index of one bundle. A single protocol frame would not fit into less.
+_LEAST_INDEX_BYTES: Final = 16 * MIB
+
+
+class Node:
+    """The brokers of the bundles that this process owns.
+
+    Args:
+      data: the data directory, which has the index of each bundle.
+      identity: the identity of the process.
+      address: the address of this process for clients, ``host:port``.
+      make_runners: returns the runners of one broker.
+      on_ready: called with each broker that begins to serve.
+      certificates: the TLS settings of new connections; None: connections have no TLS.
+      bundles: the number of bundles of a new database; None: one.
+
+    Attributes:
+      draining: whether an operator lets the node give all its bundles to others.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        data: Path,
+        identity: Identity,
+        address: str,
+        clock: Clock,
+        make_runners: Callable[[], Runners],
+        config: BrokerConfig,
+        certificates: Certificates | None = None,
+        on_ready: Callable[[Broker], None] = lambda broker: None,
+        bundles: int | None = None,
+    ) -> None:
+        self.config = config
+        self.stopping = False
+        self.draining = False
+        self.stopped = trio.Event()  # set when ``run`` is about to return or raise
+        self.directory = NodeDirectory(identity.owner_id)
+        self._output = OutputBound(config.limits.output_bytes)
+        self.front = Front(self.choose, config.limits, self._output, certificates)
+        self._engine = engine
+        self._data = data
+        self._identity = identity
+        self._address = address
+        self._clock = clock
+        self._make_runners = make_runners
+        self._on_ready = on_ready
+        self._bundles = bundles
+        own = make_runners()
+        self._work = own.work
+        lease_ms = config.limits.lease_ms
+        self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
+        self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
+        self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
+        self._connection = KeptConnection(engine)
+        self._owned: dict[int, OwnedBundle] = {}
+        # The version of the catalog in the database, and the one that each broker has.
+        self._catalog_version = 0
+        self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
+        self._versions: dict[int, int] = {}
+        self._hurry = trio.Event()  # set when the node must look or end at once
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """The brokers that serve clients, by the ids of their bundles."""
+        found = [bundle.serving for _, bundle in sorted(self._owned.items())]
+        return [broker for broker in found if broker is not None]
+
+    def broker_of(self, bundle_id: int) -> Broker | None:
+        """Return the broker of a bundle, if it serves clients in this process."""
+        bundle = self._owned.get(bundle_id)
+        return None if bundle is None else bundle.serving
+
+    def stop(self) -> None:
+        """Stop all brokers cleanly, release their bundles, and end."""
+        self.stopping = True
+        self._hurry.set()
+
+    # -- clients ---------------------------------------------------------------
+
+    def choose(self, features: Mapping[str, Any]) -> Broker | wire.Moved:
+        """Return the broker that serves a new connection, or where the client finds it.
+
+        Args:
+          features: the features of the client's Hello, which may name a bundle.
+        """
+        wanted = wanted_bundle(features)
+        if wanted is None and (serving := self.brokers):
+            return serving[0]
+        bundle_id = self._any_bundle() if wanted is None else wanted
+        broker = self.broker_of(bundle_id)
+        if broker is not None:
+            return broker
+        place = self.directory.owner_of(bundle_id)
+        if place.address == self._address:  # its broker starts or stops here
+            place = Place("", place.epoch)
+        return wire.Moved(0, bundle_id, *place)
+
+    def _any_bundle(self) -> int:
+        """Return a bundle that another node owns, the lowest; 0 if none is known."""
+        owned = [b for b, row in self.directory.bundles.items() if not row.free]
+        return min(owned, default=0)
+
+    # -- the life of a node ----------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take the free bundles, report "started", and serve until :meth:`stop`.
+
+        Raises:
+          LeaseHeld: if the database is SQLite, and another process uses it; or if a process with a
+            copy of the data directory is alive.
+          StorageError: if the database is unsuitable, or rejected a statement that must succeed.
+        """
+        try:
+            with one_error():
+                await self._work(self._prepare)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._membership.run)
+                    await self._begin(nursery)
+                    task_status.started()
+                    await self._live(nursery)
+                    nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await self._work(self._leave)
+        finally:
+            self._membership.close()
+            self._connection.close()
+            self.stopped.set()
+
+    def _prepare(self) -> None:
+        """Check the database, bring it to the current schema, and become a member. Blocking."""
+        self._engine.check_fitness()
+        migrate(self._engine)
+        create_views(self._engine)
+        if self._bundles is not None:
+            count = divide_new_database(self._engine, self._bundles)
+            if count != self._bundles:
+                _log.warning(
+                    "node.bundles_kept",
+                    "the database keeps its %d bundles although --bundles says %d",
+                    count,
+                    self._bundles,
+                )
+        if self._engine.kind == "sqlite":
+            self._check_alone()
+        self._membership.register()
+
+    def _leave(self) -> None:
+        """End the membership, so that other nodes need not wait. Blocking."""
+        try:
+            self._membership.leave()
+        except EscapementError as error:
+            _log.warning("node.not_left", "cannot end the membership; it will expire: %s", error)
+
+    async def _begin(self, nursery: trio.Nursery) -> None:
+        """Start the brokers of all bundles that are free and belong here, and wait for them."""
+        await self._look()
+        decision = self._decide()
+        async with trio.open_nursery() as starts:
+            for bundle_id in decision.take:
+                starts.start_soon(nursery.start, self._own, bundle_id, False)
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        """Look, take and release until the node shall stop; then release everything."""
+        while not self.stopping:
+            with trio.move_on_after(self._look_s):
+                await self._hurry.wait()
+            self._hurry = trio.Event()
+            if self.stopping:
+                break
+            try:
+                await self._look()
+            except (StorageUnavailable, TransactionAborted):
+                continue  # the renewals of the membership report it
+            await self._refresh()
+            self._act(self._decide(), nursery)
+        self._membership.drain()
+        self._act(Decision(release=tuple(self._owned)), nursery)
+        while self._owned:
+            await self._hurry.wait()
+            self._hurry = trio.Event()
+
+    async def _look(self) -> None:
+        """Read the nodes, the owners of the bundles, and the numbers that all nodes share."""
+        nodes, bundles, numbers = await self._work(self._read)
+        self.directory.learn(nodes, bundles)
+        self._note_draining(nodes.get(self._identity.owner_id))
+        await self._place_topics(numbers)
+        self._catalog_version = numbers[CATALOG]
+
+    async def _place_topics(self, numbers: Mapping[str, int]) -> None:
+        """Read which topics are in other bundles than their names say, if that may have changed."""
+        count, version, now_s = numbers[BUNDLES], numbers[CATALOG], trio.current_time()
+        if count == self.directory.count:
+            # Deletions of such topics change the version of the catalog, as other changes do.
+            is_old = self.directory.has_exceptions and version != self._placed_version
+            if not is_old or now_s - self._placed_at_s < _PLACE_S:
+                return
+        exceptions = await self._work(self._misplaced, count, numbers[PLACED])
+        self.directory.place_topics(count, exceptions)
+        self._placed_version, self._placed_at_s = version, now_s
+
+    def _note_draining(self, row: LiveBroker | None) -> None:
+        """Do as an operator has written into the row of this node; None: it has expired."""
+        if row is None or row.draining is self.draining:
+            return
+        self.draining = row.draining
+        if self.draining:
+            _log.info("node.draining", "the node gives all its bundles to other nodes")
+        else:
+            _log.info("node.undrained", "the node takes bundles again")
+
+    def _read(self) -> tuple[dict[str, LiveBroker], dict[int, Ownership], dict[str, int]]:
+        with self._connection.use() as connection:
+            return *look_at_all(self._engine, connection), shared_numbers(connection)
+
+    def _misplaced(self, count: int, up_to_id: int) -> dict[str, int]:
+        with self._connection.use() as connection:
+            return misplaced_topics(connection, count, up_to_id)
+
+    def _check_alone(self) -> None:
+        """Raise ``LeaseHeld`` if another process is alive: only one can use a SQLite file."""
+        nodes, _, _ = self._read()
+        for node in nodes.values():
+            if node.owner_id != self._identity.owner_id:
+                raise LeaseHeld(
+                    f"broker {node.name!r} ({node.owner_id}) uses this SQLite database, and only"
+                    " one broker can. Stop it, or put the log into MySQL for several brokers"
+                )
+
+    def _decide(self) -> Decision:
+        me, owned = self._identity.owner_id, self._owned
+        rows = self.directory.bundles.values()
+        # A bundle whose lease names this node, but that it does not run, is free for this node.
+        free = {row.bundle_id for row in rows if row.free or row.owner_id == me} - owned.keys()
+        nodes = {one.owner_id: one.draining for one in self.directory.nodes.values()}
+        nodes[me] = self.draining
+        moving = {b for b, bundle in owned.items() if bundle.serving is None}
+        pins = {row.bundle_id: row.pinned_to for row in rows if row.pinned_to}
+        return self._balancer.decide(
+            Situation(self._clock.lease_ms(), nodes, free, owned.keys(), moving, pins)
+        )
+
+    def _act(self, decision: Decision, nursery: trio.Nursery) -> None:
+        for bundle_id in decision.release:
+            self.directory.leaving.add(bundle_id)
+            self._owned[bundle_id].release()
+        for bundle_id in decision.take:
+            nursery.start_soon(self._own, bundle_id, True)
+
+    async def _own(
+        self,
+        bundle_id: int,
+        patient: bool,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Run the broker of a bundle until it is released or lost.
+
+        Reports "started" when the broker serves, or another process owns the bundle.
+        """
+        begun = False
+
+        def ready(broker: Broker) -> None:
+            nonlocal begun
+            self._versions[bundle_id] = -1  # refresh it at the next look
+            self._on_ready(broker)
+            if not begun:
+                begun = True
+                task_status.started()
+
+        bundle = OwnedBundle(bundle_id, lambda: self._make_broker(bundle_id), self.front, ready)
+        self._owned[bundle_id] = bundle
+        try:
+            with log_fields(bundle=bundle_id):
+                await bundle.run(patient=patient)
+        except LeaseHeld as error:
+            if self._engine.kind == "sqlite":
+                raise
+            _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
+        finally:
+            del self._owned[bundle_id]
+            self.directory.leaving.discard(bundle_id)
+            self._versions.pop(bundle_id, None)
+            if bundle.released:
+                self._hurry.set()
+        if not begun:
+            task_status.started()
+
+    def _make_broker(self, bundle_id: int) -> Broker:
+        limits = self.config.limits
+        share = max(limits.index_memory_bytes // self.directory.count, _LEAST_INDEX_BYTES)
+        broker = Broker(
+            self._engine,
+            index_directory(self._data, bundle_id),
+            self._identity,
+            self._clock,
+            self._make_runners(),
+            replace(self.config, limits=replace(limits, index_memory_bytes=share)),
+            bundle_id,
+            output=self._output,
+            membership=self._membership,
+        )
+        broker.directory = self.directory
+        return broker
+
+    async def _refresh(self) -> None:
+        """Let brokers read what all bundles share, if a broker has changed it."""
+        for broker in self.brokers:
+            version = self._catalog_version
+            if self._versions.get(broker.bundle_id) != version:
+                # The next look tries it again. A broker that has lost its lease ends by itself.
+                with suppress(StorageUnavailable, ShuttingDown, LeaseLost):
+                    await broker.refresh_catalog()
+                    self._versions[broker.bundle_id] = version

@@ -1,0 +1,77 @@
+"""The directory of a node: the bundle of each topic and the owner of each bundle, in memory.
+
+The node replaces what it knows each time it looks at the database. Between two looks it changes the
+places of bundles that it takes or releases itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from escapement.broker.directory import Place
+from escapement.broker.node.balancer import home_of, wanting
+from escapement.names import TableName
+from escapement.storage.bundles import bundle_of_name
+from escapement.storage.ownership import LiveBroker, Ownership
+
+_UNKNOWN = Place("", 0)
+
+
+class NodeDirectory:
+    """The bundles of a database and their owners, as a node knows them.
+
+    Args:
+      node_id: the id of this node.
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self.nodes: dict[str, LiveBroker] = {}  # live nodes by id
+        self.bundles: dict[int, Ownership] = {}
+        self._count = 1
+        # Topics that were created when the database had fewer bundles, and so are in another bundle
+        # than their name says.
+        self._exceptions: Mapping[str, int] = {}
+        self.leaving: set[int] = set()  # bundles that this node releases
+
+    @property
+    def count(self) -> int:
+        """The number of bundles."""
+        return self._count
+
+    def learn(self, nodes: dict[str, LiveBroker], bundles: dict[int, Ownership]) -> None:
+        """Replace the nodes and owners by those that the database has."""
+        self.nodes, self.bundles = nodes, bundles
+
+    @property
+    def has_exceptions(self) -> bool:
+        """Whether topics are in other bundles than their names say."""
+        return bool(self._exceptions)
+
+    def place_topics(self, count: int, exceptions: Mapping[str, int]) -> None:
+        """Replace the number of bundles and the exceptions."""
+        self._count, self._exceptions = count, exceptions
+
+    def bundle_of(self, topic: str) -> int:
+        """Return the bundle of a topic by its full name, whether the topic exists or not."""
+        if TableName.is_meant(topic):
+            return 0
+        found = self._exceptions.get(topic)
+        return bundle_of_name(topic, self._count) if found is None else found
+
+    def homes(self) -> list[str]:
+        """Return the ids of the nodes that want bundles."""
+        return wanting({row.owner_id: row.draining for row in self.nodes.values()})
+
+    def owner_of(self, bundle_id: int) -> Place:
+        """Return where clients find the broker of a bundle, now or soon. See ``Directory``."""
+        row = self.bundles.get(bundle_id)
+        if row is None:
+            return _UNKNOWN
+        if bundle_id not in self.leaving and not row.free and row.owner_id in self.nodes:
+            return Place(self.nodes[row.owner_id].address, row.epoch)
+        homes = self.homes()
+        if bundle_id in self.leaving:
+            homes = [one for one in homes if one != self._node_id]
+        next_id = home_of(bundle_id, homes, row.pinned_to)
+        return _UNKNOWN if next_id is None else Place(self.nodes[next_id].address, row.epoch + 1)

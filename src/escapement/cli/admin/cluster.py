@@ -1,0 +1,137 @@
+"""`escapement admin cluster`: the nodes that share a database, and their bundles of topics."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import click
+import trio
+
+from escapement.cli.admin.group import AdminCommand, verb
+from escapement.cli.output.progress import ProgressLine
+from escapement.cli.output.table import counted, print_record, print_rows
+from escapement.client.broker import Broker
+from escapement.errors import Conflict
+from escapement.storage.bundles import MAX_BUNDLES
+
+_NODES: Final = ("id", "name", "address", "draining", "bundles", "left_ms", "here")
+_BUNDLES: Final = ("bundle", "owner", "address", "epoch", "free", "pinned_to")
+# How often a command that waits asks the broker.
+_POLL_S: Final = 0.2
+
+_node_argument = click.argument("node")
+
+
+@click.group()
+def cluster() -> None:
+    """Manage the nodes that share a database, and their bundles of topics.
+
+    A node is a process of `escapement serve`. NODE is its name, its address, its id, or the
+    beginning of its id. Any node can be asked about all others.
+    """
+
+
+@verb(cluster, "status", "", "-o json")
+def show_status(admin: AdminCommand) -> None:
+    """Show the live nodes, and the owner of each bundle.
+
+    "here" marks the node that answered. "left" is the time after which other nodes take the bundles
+    of a node that does not renew its lease.
+    """
+    admin.ask("cluster.status", _print_status)
+
+
+def _print_status(status: dict[str, Any]) -> None:
+    print_rows(status["nodes"], _NODES, "no live nodes")
+    click.echo()
+    print_rows(status["bundles"], _BUNDLES, "no bundles")
+
+
+@verb(cluster, "drain", "127.0.0.1:7650", "4f1c --no-wait")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the node owns no bundle.")
+@_node_argument
+def drain_node(admin: AdminCommand, node: str, no_wait: bool) -> None:
+    """Move all bundles of a node to other nodes, before it is stopped.
+
+    Messages continue to be delivered meanwhile. The node takes no bundle until it is restarted or
+    undrained.
+    """
+    begun_s = time.monotonic()
+    found = admin.answer("cluster.drain", node=node)
+    if no_wait:
+        admin.tell(found, print_record)
+        return
+    line = ProgressLine()
+    try:
+        admin.work(lambda broker: until_empty(broker, found["id"], line))
+    except KeyboardInterrupt:
+        line.end()
+        undrain = f"escapement admin cluster undrain {found['id']}"
+        click.echo(f"The node continues to drain. To end that: {undrain}", err=True)
+        raise
+    line.end()
+    took_ms = round((time.monotonic() - begun_s) * 1000)
+    admin.tell(
+        {"id": found["id"], "name": found["name"], "bundles": 0, "took_ms": took_ms},
+        lambda _: click.echo(f"{found['name']} owns no bundle. It took {took_ms / 1000:.1f} s."),
+    )
+
+
+async def until_empty(broker: Broker, node_id: str, line: ProgressLine) -> None:
+    """Wait until a node owns no bundle, or has ended.
+
+    Raises:
+      Conflict: if the node is not draining any more, or no other node can take its bundles.
+    """
+    while True:
+        nodes = (await broker.admin("cluster.status"))["nodes"]
+        row = next((one for one in nodes if one["id"] == node_id), None)
+        if row is None or not row["bundles"]:
+            return
+        if not row["draining"]:
+            raise Conflict(f"{row['name']} was undrained or restarted meanwhile")
+        if all(one["draining"] for one in nodes):
+            raise Conflict(f"{row['name']} keeps its bundles, because no other node can take them")
+        if line.wants:
+            line.tell(f"{row['name']} owns {counted(row['bundles'], 'bundle')}")
+        await trio.sleep(_POLL_S)
+
+
+@verb(cluster, "undrain", "127.0.0.1:7650")
+@_node_argument
+def undrain_node(admin: AdminCommand, node: str) -> None:
+    """Let a node that was drained take bundles again."""
+    admin.ask("cluster.undrain", print_record, node=node)
+
+
+@verb(cluster, "move", "3 127.0.0.1:7650", "3 --anywhere")
+@click.option("--anywhere", is_flag=True, help="Let the nodes choose the owner again.")
+@click.argument("bundle", type=click.IntRange(min=0))
+@click.argument("node", required=False)
+def move_bundle(admin: AdminCommand, bundle: int, node: str | None, anywhere: bool) -> None:
+    """Move a bundle to a node, and keep it there while that node lives.
+
+    If the node ends or is drained, another node takes the bundle. It returns when the node is back.
+    """
+    if anywhere is (node is not None):
+        raise click.UsageError("Give a NODE, or --anywhere.")
+    admin.ask("cluster.move", print_record, bundle=bundle, node=node)
+
+
+@verb(cluster, "bundles", "16")
+@click.argument("count", type=click.IntRange(1, MAX_BUNDLES))
+def set_bundle_count(admin: AdminCommand, count: int) -> None:
+    """Add bundles to the database, until there are COUNT.
+
+    New topics are spread over all bundles. Existing topics stay in their bundles. The number of
+    bundles cannot become smaller.
+    """
+    admin.ask("cluster.bundles", _print_count, count=count)
+
+
+def _print_count(answer: dict[str, Any]) -> None:
+    click.echo(
+        f"The database has {counted(answer['bundles'], 'bundle')}; it had {answer['before']}."
+        " Existing topics stay where they are."
+    )

@@ -1,0 +1,218 @@
+"""The brokers of which a verb is asked, if the database has several bundles of topics.
+
+A *verb* is the name of an administrative request, such as ``topics.get``. A *bundle* is a set of
+topics with one broker. Most verbs are about one topic, and go to the broker of its bundle. The
+others are in the tables below. With one bundle, all verbs go to its broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from escapement.client.connection.lines import Lines
+from escapement.client.connection.retried_request import (
+    ask_again,
+    ask_bundle,
+    ask_onward,
+    may_ask_twice,
+    result_of,
+)
+from escapement.errors import NotFound, WrongBundle
+from escapement.protocol import commands as wire
+
+# The most rows of a listing, as for one broker.
+MOST_ROWS: Final = 10_000
+# The bundle whose broker carries out the verbs about what all bundles share.
+_SHARED: Final = 0
+# The first words of these verbs.
+SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
+# The first word of the verbs that every broker carries out for the whole database.
+ANYWHERE: Final = "cluster"
+# Verbs that name their topic in another argument than ``topic``.
+ELSEWHERE: Final = {"inbox.discard": "target"}
+# Verbs about a schedule by its name. The schedule belongs to the bundle of its topic, which the
+# client does not know. So it asks the brokers one after the other until one knows the schedule.
+SOUGHT: Final = {
+    "schedules.get", "schedules.update", "schedules.run_now", "schedules.next",
+    "schedules.pause", "schedules.resume", "schedules.delete",
+}  # fmt: skip
+
+# The first words of verbs about the messages of a topic, or the dead letters that came from it. The
+# broker of the topic knows which dead-letter topic has these, and names its bundle.
+FOLLOWED: Final = ("dlq", "bulk")
+
+Merge = Callable[[list[Any]], Any]
+
+
+async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
+    """Send a verb to the broker or brokers that it is about, and return the answer.
+
+    If the connection is lost, the request is sent again only if the verb is idempotent.
+
+    Raises:
+      Disconnected: if no answer arrives in time, or the connection is lost during a request
+        that is not sent again.
+      EscapementError: if a broker refuses.
+    """
+    if lines.count == 1:
+        try:
+            return await _of_bundle(lines, _SHARED, verb, arguments)
+        except WrongBundle:
+            if lines.count == 1:  # otherwise the broker has told that there are several bundles now
+                raise
+    if verb in MERGED:
+        return await _of_all(lines, verb, arguments, MERGED[verb])
+    if verb in SOUGHT:
+        return await _sought(lines, verb, arguments)
+    if verb == "namespaces.delete" and (arguments.get("force") or arguments.get("dry_run")):
+        return await _delete_namespace(lines, verb, arguments)
+    if verb == "topics.create_many":
+        return await _create_many(lines, verb, arguments)
+    kind = str(verb).partition(".")[0]
+    if kind == ANYWHERE:
+        return await _of_bundle(lines, next(_connected(lines), _SHARED), verb, arguments)
+    topic = arguments.get(ELSEWHERE.get(verb, "topic"))
+    if kind in SHARED or not isinstance(topic, str):
+        return await _of_bundle(lines, _SHARED, verb, arguments)
+    make = partial(wire.Admin, verb=verb, arguments=arguments)
+    if kind in FOLLOWED:
+        lies_in = arguments.get("dead_letter_topic")
+        (bundle,) = await lines.bundles_of([lies_in if isinstance(lies_in, str) else topic])
+        return result_of(await ask_onward(lines, bundle, make, may_ask_twice(verb)))
+    return result_of(await ask_again(lines, topic, make, may_ask_twice(verb)))
+
+
+async def _of_bundle(lines: Lines, bundle: int, verb: str, arguments: Mapping[str, Any]) -> Any:
+    make = partial(wire.Admin, verb=verb, arguments=dict(arguments))
+    return result_of(await ask_bundle(lines, bundle, make, may_ask_twice(verb)))
+
+
+async def _of_all(lines: Lines, verb: str, arguments: Mapping[str, Any], merge: Merge) -> Any:
+    """Ask every broker, one after the other, and merge the answers.
+
+    A broker may not know a namespace in which it has no topics.
+    """
+    answers, refusal = [], None
+    for bundle in range(lines.count):
+        try:
+            answers.append(await _of_bundle(lines, bundle, verb, arguments))
+        except NotFound as error:
+            refusal = error
+    if not answers and refusal is not None:
+        raise refusal
+    return merge(answers)
+
+
+async def _sought(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Ask the brokers one after the other until one knows the name; open connections first."""
+    refusal: NotFound | None = None
+    for bundle in dict.fromkeys([*_connected(lines), *range(lines.count)]):
+        try:
+            return await _of_bundle(lines, bundle, verb, arguments)
+        except NotFound as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def _connected(lines: Lines) -> Iterator[int]:
+    """Yield the bundles to whose brokers there are connections."""
+    for line in lines:
+        if line.link is not None:
+            assert line.bundle is not None
+            yield line.bundle
+
+
+async def _create_many(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Create the topics of each bundle at its broker. If one refuses, others may have created."""
+    topics = arguments.get("topics")
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        return await _of_bundle(lines, _SHARED, verb, arguments)
+    of_bundle: dict[int, list[str]] = {}
+    for topic, bundle in zip(topics, await lines.bundles_of(topics), strict=True):
+        of_bundle.setdefault(bundle, []).append(topic)
+    if not of_bundle:
+        return await _of_bundle(lines, _SHARED, verb, arguments)
+    answers = [
+        await _of_bundle(lines, bundle, verb, {**arguments, "topics": some})
+        for bundle, some in sorted(of_bundle.items())
+    ]
+    return {name: sum(answer[name] for answer in answers) for name in answers[0]}
+
+
+async def _delete_namespace(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Count what a namespace has in all bundles, and delete it unless this is a dry run."""
+    counts = await _of_all(lines, verb, {**arguments, "dry_run": True}, _contents)
+    if arguments.get("dry_run"):
+        return counts
+    answer = await _of_bundle(lines, _SHARED, verb, arguments)
+    return {name: counts.get(name, value) for name, value in answer.items()}
+
+
+# -- merging -------------------------------------------------------------------------------
+
+
+def _topics(answers: list[Any]) -> Any:
+    names = sorted(name for answer in answers for name in answer["topics"])
+    return {"topics": names[:MOST_ROWS], "total": sum(answer["total"] for answer in answers)}
+
+
+def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
+    """Return a function that merges lists, with their rows in the order of ``key``."""
+
+    def merge(answers: list[Any]) -> Any:
+        rows = (row for answer in answers for row in answer)
+        return sorted(rows, key=key, reverse=reverse)[:MOST_ROWS]
+
+    return merge
+
+
+def _inbox(answers: list[Any]) -> Any:
+    """Merge lists of targets. Each broker lists all targets, and why its own wait."""
+    rows: dict[str, Any] = {}
+    for row in (row for answer in answers for row in answer):
+        if row["reason"] is not None or row["target"] not in rows:
+            rows[row["target"]] = row
+    return list(rows.values())
+
+
+def _contents(answers: list[Any]) -> Any:
+    """Merge what a namespace has in each bundle."""
+    return {
+        name: value if isinstance(value, str) else sum(answer[name] for answer in answers)
+        for name, value in answers[0].items()
+    }
+
+
+def _figures(answers: list[Any]) -> Any:
+    """Merge the figures of brokers: sums, and the different texts one after the other."""
+    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
+
+
+def _figure(name: str, values: list[Any]) -> Any:
+    if isinstance(values[0], bool):
+        return all(values)
+    if name in ("log_generation", "table_parallelism"):
+        return max(values)
+    if isinstance(values[0], int):
+        return sum(values)
+    if isinstance(values[0], str):
+        return ", ".join(dict.fromkeys(values))
+    return _distinct(text for value in values for text in value)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+# Verbs that every broker answers for its bundle, and how their answers become one.
+MERGED: Final[dict[str, Merge]] = {
+    "topics.list": _topics,
+    "schedules.list": _by(lambda row: row["schedule"]),
+    "bulk.list": _by(lambda row: (row["created_at_ms"], row["id"]), reverse=True),
+    "inbox.list": _inbox,
+    "broker.stats": _figures,
+    "broker.update": _figures,
+}

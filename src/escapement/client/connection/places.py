@@ -1,0 +1,84 @@
+"""The places of brokers: their addresses, and which of them owns which bundle of topics.
+
+A *bundle* is a set of topics with one owner. Most databases have a single bundle. Owners change:
+the epoch of a bundle grows with each new owner, so news with a lower epoch are stale and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from escapement.client.connection.address import Address
+from escapement.errors import InvalidRequest
+from escapement.protocol.commands import Moved, Owner
+from escapement.protocol.limits import LIMIT_BUNDLE, LIMIT_BUNDLES, MAX_BUNDLE
+
+
+class _Place(NamedTuple):
+    """The owner of a bundle in an epoch; None if its address is not known."""
+
+    epoch: int
+    address: Address | None
+
+
+class Places:
+    """The addresses that a client knows, in memory and without I/O.
+
+    Args:
+      given: the addresses from the application, at least one. They stay known.
+
+    Attributes:
+      count: the number of bundles, as far as it is known.
+    """
+
+    def __init__(self, given: Sequence[Address]) -> None:
+        assert given, "a client needs an address"
+        self.given = tuple(given)
+        self.count = 1
+        # By bundle. The protocol bounds the ids of bundles.
+        self._owners: dict[int, _Place] = {}
+
+    def welcomed(self, limits: Mapping[str, Any]) -> int:
+        """Note the number of bundles from a Welcome. Return the bundle of the connection."""
+        self._note_count(limits.get(LIMIT_BUNDLES, 1))
+        bundle = limits.get(LIMIT_BUNDLE, 0)
+        return bundle if type(bundle) is int and 0 <= bundle <= MAX_BUNDLE else 0
+
+    def learn(self, news: Moved | Owner) -> bool:
+        """Note the owner of a bundle. Return whether its address is worth another attempt.
+
+        That is so if the epoch is new, or no address was known for it. News with a lower epoch than
+        earlier news are stale, and change nothing. Of news with the same epoch the latest count,
+        because a broker that hands a bundle over tells who the next owner will probably be.
+        """
+        self._note_count(news.bundle + 1)
+        before = self._owners.get(news.bundle, _Place(-1, None))
+        address = self._parsed(news.address)
+        if news.epoch < before.epoch or (news.epoch == before.epoch and address is None):
+            return False
+        self._owners[news.bundle] = _Place(news.epoch, address)
+        return address is not None and (news.epoch > before.epoch or before.address is None)
+
+    def candidates(self, bundle: int | None, last: Address | None) -> Iterator[Address]:
+        """Yield all addresses at which the broker of a bundle may be, the likeliest first.
+
+        Args:
+          bundle: the bundle; None for any.
+          last: the address of the last connection.
+        """
+        likely = [last, *self.given, *(place.address for place in self._owners.values())]
+        if bundle in self._owners:
+            likely.insert(0, self._owners[bundle].address)
+        return (address for address in dict.fromkeys(likely) if address is not None)
+
+    def _note_count(self, count: Any) -> None:
+        if type(count) is int and self.count < count <= MAX_BUNDLE + 1:
+            self.count = count
+
+    def _parsed(self, text: str) -> Address | None:
+        """Return the address that a broker names, with the same use of TLS as the given ones."""
+        try:
+            return self.given[0].beside(text) if text else None
+        except InvalidRequest:
+            return None

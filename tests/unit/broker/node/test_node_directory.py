@@ -1,0 +1,42 @@
+"""Where a node says that clients find the broker of a bundle."""
+
+from __future__ import annotations
+
+from escapement.broker.directory import Place
+from escapement.broker.node.balancer import home_of
+from escapement.broker.node.node_directory import NodeDirectory
+from escapement.storage.ownership import LiveBroker, Ownership
+
+
+def directory(*draining: str, owner: str = "a", free: bool = False, pin: str = "") -> NodeDirectory:
+    """Return the directory of node "a": nodes "a", "b" and "c", and bundle 0 with epoch 5."""
+    found = NodeDirectory("a")
+    nodes = {
+        one: LiveBroker(one, "", one, f"{one}:7650", one in draining, 0, 1000) for one in "abc"
+    }
+    found.learn(nodes, {0: Ownership(0, owner, "", 5, free, pin)})
+    return found
+
+
+def test_a_pin_changes_nothing_before_the_owner_releases_the_bundle() -> None:
+    """B8."""
+    assert directory(owner="b", pin="c").owner_of(0) == Place("b:7650", 5)
+
+
+def test_the_next_owner_is_the_node_to_which_the_bundle_is_pinned() -> None:
+    """B8: clients go there directly."""
+    for pin in "bc":
+        found = directory(pin=pin)
+        found.leaving.add(0)
+        assert found.owner_of(0) == Place(f"{pin}:7650", 6)
+        assert directory(owner="a", free=True, pin=pin).owner_of(0) == Place(f"{pin}:7650", 6)
+
+
+def test_a_pin_to_a_node_that_is_draining_or_gone_does_not_count() -> None:
+    """B8."""
+    for found, homes in (
+        (directory("b", free=True, pin="b"), ["a", "c"]),
+        (directory(free=True, pin="gone"), ["a", "b", "c"]),
+        (directory("a", "b", "c", free=True), ["a", "b", "c"]),
+    ):
+        assert found.owner_of(0) == Place(f"{home_of(0, homes)}:7650", 6)

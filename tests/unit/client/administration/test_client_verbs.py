@@ -1,0 +1,59 @@
+"""The tables of the brokers of which a verb is asked."""
+
+from __future__ import annotations
+
+from escapement.broker.admin.admin import VERBS
+from escapement.client.administration.verbs import (
+    ANYWHERE,
+    ELSEWHERE,
+    MERGED,
+    MOST_ROWS,
+    SHARED,
+    SOUGHT,
+)
+from support.verb_arguments import TAKEN
+
+
+def test_every_verb_has_a_way_to_its_broker() -> None:
+    """B8: a verb is about a topic, or is in exactly one of the tables."""
+    for verb in VERBS:
+        ways = [
+            verb in MERGED,
+            verb in SOUGHT,
+            verb == "topics.create_many",
+            verb.partition(".")[0] in SHARED,
+            verb.partition(".")[0] == ANYWHERE,
+        ]
+        if sum(ways) == 0:
+            assert ELSEWHERE.get(verb, "topic") in TAKEN[verb], verb
+        assert sum(ways) <= 1, verb
+    assert {*MERGED, *SOUGHT, *ELSEWHERE} <= VERBS.keys()
+
+
+def test_merged_listings_are_in_the_order_of_one_broker() -> None:
+    lists = [{"topics": ["b", "d"], "total": 2}, {"topics": ["a", "c"], "total": 7}]
+    assert MERGED["topics.list"](lists) == {"topics": ["a", "b", "c", "d"], "total": 9}
+    many = [{"topics": [f"t{n:05}" for n in range(MOST_ROWS)], "total": MOST_ROWS}] * 2
+    assert len(MERGED["topics.list"](many)["topics"]) == MOST_ROWS
+    bulk = [[{"created_at_ms": 5, "id": 1}], [{"created_at_ms": 9, "id": 1}], []]
+    assert [one["created_at_ms"] for one in MERGED["bulk.list"](bulk)] == [9, 5]
+    inbox = [
+        [{"target": "x", "reason": None}, {"target": "y", "reason": None}],
+        [{"target": "x", "reason": "full"}, {"target": "y", "reason": None}],
+    ]
+    assert MERGED["inbox.list"](inbox) == [
+        {"target": "x", "reason": "full"},
+        {"target": "y", "reason": None},
+    ]
+
+
+def test_figures_of_brokers_are_added() -> None:
+    one = {"name": "a", "lease_held": True, "topics": 2, "log_generation": 7, "waits": ["x"]}
+    two = {"name": "b", "lease_held": False, "topics": 3, "log_generation": 4, "waits": ["x", "y"]}
+    assert MERGED["broker.stats"]([one, two]) == {
+        "name": "a, b",
+        "lease_held": False,
+        "topics": 5,
+        "log_generation": 7,
+        "waits": ["x", "y"],
+    }

@@ -1,0 +1,84 @@
+"""The addresses that a client knows, and the owners of bundles, compared with a simple model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.places import Places
+from escapement.errors import InvalidRequest
+from escapement.protocol.commands import Moved, Owner
+
+NEWS = st.builds(
+    Moved,
+    st.just(0),
+    st.integers(0, 2),
+    st.sampled_from(["", "a", "b:7651", "[::1]:9", "no port:x"]),
+    st.integers(0, 4),
+)
+
+
+def found(places: Places, bundle: int | None, last: Address | None = None) -> list[str]:
+    return [
+        str(address).removeprefix("escapement://") for address in places.candidates(bundle, last)
+    ]
+
+
+@given(st.lists(NEWS, max_size=12))
+def test_the_owner_with_the_highest_epoch_is_tried_first(news: list[Moved]) -> None:
+    """B8: stale news are ignored, whatever the order of the news."""
+    places, model = Places(Addresses.parse("escapement://given")), dict[int, tuple[int, str]]()
+    for one in news:
+        epoch, address = model.get(one.bundle, (-1, ""))
+        known = one.address if "x" not in one.address else ""
+        is_news = one.epoch > epoch or (one.epoch == epoch and known != "")
+        is_first = one.epoch > epoch or address == ""
+        assert places.learn(one) == (is_news and known != "" and is_first)
+        if is_news:
+            model[one.bundle] = one.epoch, known
+    assert places.count == max([1, *(one.bundle + 1 for one in news)])
+    for bundle, (_, address) in model.items():
+        first = Address.parse(f"escapement://{address or 'given'}")
+        assert next(places.candidates(bundle, None)) == first
+    everything = {"given:7650"} | {
+        str(Address.parse(f"escapement://{address}")).removeprefix("escapement://")
+        for _, address in model.values()
+        if address
+    }
+    assert sorted(found(places, None)) == sorted(everything)
+
+
+def test_the_last_connection_is_tried_before_the_given_addresses() -> None:
+    places = Places(Addresses.parse("escapement://a,b:1"))
+    assert found(places, 0) == ["a:7650", "b:1"]
+    assert found(places, 0, Address("b", 1)) == ["b:1", "a:7650"]
+    places.learn(Owner(1, 0, "c:2", 1))
+    assert found(places, 0, Address("b", 1)) == ["c:2", "b:1", "a:7650"]
+    places.learn(Moved(0, 0, "", 2))
+    assert found(places, 0, Address("b", 1)) == ["b:1", "a:7650"]
+
+
+def test_welcome_tells_the_number_of_bundles() -> None:
+    places = Places([Address("a", 1, tls=True)])
+    assert (places.welcomed({}), places.count) == (0, 1)
+    assert (places.welcomed({"bundles": 4, "bundle": 3}), places.count) == (3, 4)
+    assert (places.welcomed({"bundles": "x", "bundle": -1}), places.count) == (0, 4)
+    places.learn(Moved(0, 9, "b:2", 1))
+    assert places.count == 10
+    assert next(places.candidates(9, None)) == Address("b", 2, tls=True)
+
+
+def test_several_addresses_are_parsed() -> None:
+    parsed = Addresses.parse("escapements://a,b:7651,[::1]:7")
+    assert parsed == (Address("a", 7650, True), Address("b", 7651, True), Address("::1", 7, True))
+    assert Addresses.parse(str(parsed)) == parsed
+    assert parsed.tls
+    assert Addresses.parse("escapement://a") == (Address("a", 7650),)
+
+
+@pytest.mark.parametrize("url", ["a,b", "escapement://a,", "escapement://,b", "escapement://a,u@b"])
+def test_a_wrong_list_of_addresses_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a broker's address"):
+        Addresses.parse(url)

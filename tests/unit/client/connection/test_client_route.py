@@ -1,0 +1,119 @@
+"""The search for the broker of a bundle: addresses in turn, and redirections."""
+
+from __future__ import annotations
+
+import anyio.lowlevel
+import pytest
+
+from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.link import Stream
+from escapement.client.connection.places import Places
+from escapement.client.connection.route import Route
+from escapement.client.settings import Settings
+from escapement.errors import Disconnected, EscapementError, ShuttingDown, Unauthenticated
+from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import PROTOCOL_VERSION
+from support.client_peer import on_both
+
+WELCOME = wire.Welcome(PROTOCOL_VERSION, "b", "0", {"bundles": 3, "bundle": 2})
+
+
+class Net:
+    """Brokers by their hosts. Each answers Hello with the next of its answers; the last stays."""
+
+    def __init__(self, **answers: list[wire.Command]) -> None:
+        self.dialled: list[str] = []
+        self.hellos: list[wire.Hello] = []
+        self._answers = answers
+
+    async def dial(self, address: Address) -> Stream:
+        self.dialled.append(address.host)
+        if address.host not in self._answers:
+            raise OSError("no route")
+        answers = self._answers[address.host]
+        return Answering(self.hellos, answers.pop(0) if len(answers) > 1 else answers[0])
+
+
+class Answering:
+    """A stream to a broker that answers Hello with one command."""
+
+    def __init__(self, hellos: list[wire.Hello], answer: wire.Command) -> None:
+        self._hellos = hellos
+        self._answer = answer
+        self._broker = Connection("broker")
+
+    async def send(self, item: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._broker.receive_data(item)
+        self._hellos += [one for one in self._broker.events() if isinstance(one, wire.Hello)]
+
+    async def receive(self, max_bytes: int = 0) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        return b"".join(self._broker.send(self._answer))
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def route(net: Net, url: str, bundle: int | None) -> Route:
+    return Route(net.dial, Places(Addresses.parse(url)), "", Settings(), bundle)
+
+
+def refused(error: EscapementError) -> wire.Refused:
+    return wire.Refused.because(error)
+
+
+@on_both
+async def test_moved_leads_to_the_owner() -> None:
+    """B8: the client follows a chain of brokers, each of which knows a later owner."""
+    net = Net(a=[wire.Moved(0, 2, "b", 4)], b=[wire.Moved(0, 2, "c", 5)], c=[WELCOME])
+    found = route(net, "escapement://a", 2)
+    await found.open("")
+    assert net.dialled == ["a", "b", "c"]
+    assert [hello.features for hello in net.hellos] == [{"moved": 1, "bundle": 2}] * 3
+    await found.open("")
+    assert net.dialled[3:] == ["c"]
+
+
+@on_both
+async def test_a_bundle_that_comes_back_is_found_at_the_same_address() -> None:
+    net = Net(a=[wire.Moved(0, 2, "b", 4), WELCOME], b=[wire.Moved(0, 2, "a", 5)])
+    await route(net, "escapement://a", 2).open("")
+    assert net.dialled == ["a", "b", "a"]
+
+
+@on_both
+async def test_brokers_that_point_at_each_other_end_the_attempt() -> None:
+    """B8: neither knows a later owner, so the client waits before it tries again."""
+    net = Net(a=[wire.Moved(0, 2, "b", 4)], b=[wire.Moved(0, 2, "a", 4)])
+    with pytest.raises(Disconnected, match=r"a:7650 does not own bundle 2.*b:7650 does not own"):
+        await route(net, "escapement://a", 2).open("")
+    assert len(net.dialled) <= 4
+    endless = [wire.Moved(0, 2, "a", epoch) for epoch in range(4, 100)]
+    net = Net(a=endless)
+    with pytest.raises(Disconnected, match="does not own bundle 2"):
+        await route(net, "escapement://a", 2).open("")
+    assert len(net.dialled) <= 10
+
+
+@on_both
+async def test_the_first_connection_takes_the_bundle_that_it_gets() -> None:
+    net = Net(b=[WELCOME])
+    found = route(net, "escapement://a,b", None)
+    await found.open("")
+    assert (net.dialled, found.bundle) == (["a", "b"], 2)
+    assert net.hellos[0].features == {"moved": 1}
+
+
+@on_both
+async def test_the_error_is_that_of_a_broker_that_answered() -> None:
+    net = Net(b=[refused(ShuttingDown("later"))])
+    with pytest.raises(ShuttingDown, match="later"):
+        await route(net, "escapement://a,b", None).open("")
+    net = Net(a=[refused(Unauthenticated("who"))], b=[WELCOME])
+    with pytest.raises(Unauthenticated, match="who"):
+        await route(net, "escapement://a,b", None).open("")
+    assert net.dialled == ["a"]
+    with anyio.fail_after(1), pytest.raises(Disconnected, match=r"x:7650: no route.*y:7650: no"):
+        await route(Net(), "escapement://x,y", None).open("")
