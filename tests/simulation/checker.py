@@ -66,7 +66,7 @@ class Checker:
     def _is_explained(self, error: BaseException) -> bool:
         if isinstance(error, LeaseLost | StorageUnavailable | TransactionAborted):
             return True
-        # A broker that was cut off or paused may read what its successor has dropped meanwhile.
+        # A broker that was cut off or paused may read a table that its successor has dropped.
         if "no such table: log_" in str(error):
             return any(self._history.faults[kind] for kind in _OVERTAKEN)
         full = self._history.disk_failed and "cannot be written" in str(error)
@@ -105,7 +105,7 @@ class Checker:
         for message in self._messages:
             offset = message.offset if message.offset >= 0 else delivered.get(message.number, -1)
             if offset < 0:
-                continue  # nobody knows whether it is stored
+                continue  # no client knows whether it is stored
             for name in self._history.topics[message.topic]:
                 if (name, offset) in self._history.ack_sent:
                     continue

@@ -2,12 +2,12 @@
 
 Every process has its own engine, and so its own way to the server. A step of a connection can fail
 before it took effect, and a COMMIT also after it did. A connection can be lost, a transaction can
-be aborted, and for some time the server can be out of reach, read-only, or slow. What was committed
-is never lost.
+be aborted, and for some time the server can be out of reach, read-only, or slow. Committed rows are
+never lost.
 
 The server has one write lock, like SQLite. A transaction that waits for it longer than
 ``lock_wait_s`` is aborted. A process that stops inside a transaction keeps the lock until its
-connection is killed. Reads see what was committed.
+connection is killed. Reads see committed rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The disk of a process, of whose files a power failure loses what was not synced.
+"""The disk of a process: a power failure loses bytes that were not synced.
 
 The code under test writes real files, into memory. ``os.fsync`` is replaced while a simulation
-runs: it notes what is durable, and can fail. The disk remembers the content of each synced file and
-the names of each synced directory. After a power failure the directory has
+runs: it notes durable bytes and names, and can fail. The disk remembers the content of each synced
+file and the names of each synced directory. After a power failure the directory has
 
 - every name as of the last sync, or as of the failure: each changed name may be on disk or not;
 - every synced file as it was synced. Another file has a beginning of its content, or zeros.
@@ -35,7 +35,7 @@ _LONGEST_HOLD_S: Final = 5.0
 
 @dataclass
 class _Synced:
-    """What is durable in one directory."""
+    """The durable names and contents of one directory."""
 
     names: dict[str, int] = field(default_factory=dict)  # inodes by name
     content: dict[int, bytes] = field(default_factory=dict)  # by inode

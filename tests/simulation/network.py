@@ -62,7 +62,7 @@ class _Direction:
         self.changed()
 
     def lose(self, rng: random.Random) -> None:
-        """Lose what is on its way, from a random byte on."""
+        """Lose the bytes on their way, from a random one on."""
         kept = rng.randint(0, len(self._pieces))
         while len(self._pieces) > kept:
             self._pieces.pop()
@@ -209,7 +209,7 @@ class ClientStream:
 
 
 class Network:
-    """What all connections share."""
+    """The faults and random numbers of all connections."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -16,7 +16,7 @@ from trio._core import _run as scheduler
 
 
 class Process:
-    """What pauses and continues together."""
+    """A set of tasks that pause and continue together."""
 
     def __init__(self) -> None:
         self.paused = False
