@@ -17,7 +17,7 @@ FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress soak fuzz bench docs install package database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress soak simulate fuzz bench docs install package database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ acceptance-long: $(INSTALLED) database ## the tests too long for `make test`, sa
 stress: $(INSTALLED) database ## kills, damage and outages under load: MINUTES=5 ENGINE=both SEED=1
 	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \
 	  --engine $(or $(ENGINE),both) $(if $(SEED),--seed $(SEED))
+
+simulate: $(INSTALLED) ## brokers, clients and faults on a virtual clock: SEEDS=100 FIRST=1 DAYS=30
+	PYTHONPATH=tests $(BIN)/python -m simulation --seeds $(or $(SEEDS),100) \
+	  --first $(or $(FIRST),1) --days $(or $(DAYS),30)
 
 soak: $(INSTALLED) database ## memory, descriptors, disk and lateness under load: HOURS=1 BROKERS=2
 	PYTHONPATH=tests $(BIN)/python -m stress.soak --hours $(or $(HOURS),1) \

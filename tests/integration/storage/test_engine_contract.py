@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +21,23 @@ from escapement.storage.engine.base import (
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.engine.sqlite import SqliteEngine
+from simulation.database import Server, SimulatedEngine
 
 MIB = 1 << 20
 INSERT = "INSERT INTO things (k, v) VALUES (?, ?)"
 
 
-@pytest.fixture(params=["sqlite", "memory", "mysql"])
+@pytest.fixture(params=["sqlite", "memory", "simulated", "mysql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An engine of each kind, including the database in memory."""
+    """An engine of each kind, including the databases in memory and of the simulation."""
     opened: Engine
     if request.param == "memory":
         opened = SqliteEngine.in_memory()
+    elif request.param == "simulated":
+        server = Server(
+            tmp_path / "log.sqlite3", lambda: time.time_ns() // 1_000_000, random.Random(0)
+        )
+        opened = SimulatedEngine(server)
     else:
         url = request.getfixturevalue("mysql_url") if request.param == "mysql" else None
         opened = open_engine(url, tmp_path)

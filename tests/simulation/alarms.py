@@ -1,0 +1,42 @@
+"""Lines in the log of a broker that must not occur, whatever fails around it.
+
+No fault of a simulation changes bytes that were synced. So no index is ever damaged, and no session
+fails by a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+_ALARMS: Final = {"index.damaged": "7", "connection.failed": "6"}
+
+
+class _Alarms(logging.Handler):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", "")
+        if (number := _ALARMS.get(event)) is not None:
+            error = f": {record.exc_info[1]!r}" if record.exc_info else ""
+            self._found.append(f"{number}: {event}: {record.getMessage()}{error}")
+
+
+@contextlib.contextmanager
+def alarms(found: list[str]) -> Iterator[None]:
+    """Add a line to ``found`` for each alarm in the ``with`` block. Show no log meanwhile."""
+    logger, handler = logging.getLogger("escapement"), _Alarms(found)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -1,0 +1,81 @@
+"""The clocks of a simulation: one virtual time, and a wall clock for each broker process.
+
+The virtual time jumps to the next time at which a task has something to do. So thirty days pass as
+fast as the tasks run. Periods of the broker that are seconds in production would make it stop too
+often, so ``stretched`` makes them longer, and ``LEASE_MS`` is hours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import trio.testing
+
+from escapement.broker.delivery import sender
+from escapement.broker.inbox import dead_letter_writer, group_completion
+from escapement.broker.recovery import passivator
+from escapement.broker.upkeep import compactor, forgetter, housekeeper
+from escapement.client.connection.retry import Retry
+from escapement.storage.commit import lane
+from escapement.testing.clock import START_MS
+
+HOUR_S: Final = 3600.0
+LEASE_MS: Final = 10 * 3_600_000
+# The wall clocks of processes differ from the true time by at most this.
+MOST_SKEW_MS: Final = 400
+# trio's clock counts seconds as floats. This makes up for their rounding errors.
+_ROUNDING_MS: Final = 0.001
+
+
+class TrueClock:
+    """The virtual time as Unix milliseconds. Any thread may read it."""
+
+    def __init__(self, clock: trio.testing.MockClock) -> None:
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        return START_MS + self.lease_ms()
+
+    def lease_ms(self) -> int:
+        return int(self._clock.current_time() * 1000 + _ROUNDING_MS)
+
+
+class WallClock:
+    """The clock of one process: its wall clock can be set, and its lease clock is exact."""
+
+    def __init__(self, true: TrueClock, skew_ms: int) -> None:
+        self._true = true
+        self.skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return self._true.now_ms() + self.skew_ms
+
+    def lease_ms(self) -> int:
+        return self._true.lease_ms()
+
+
+@contextlib.contextmanager
+def stretched() -> Iterator[None]:
+    """Make the periods of upkeep and retries longer inside the ``with`` block."""
+    next_s = Retry.next_s
+    periods: list[tuple[Any, str, Any]] = [
+        (Retry, "next_s", lambda self, now_s: 60 * next_s(self, now_s)),
+        (passivator, "LOOK_S", 12 * HOUR_S),
+        (group_completion, "_FORGET_S", 12 * HOUR_S),
+        (compactor, "ROUND_S", 6 * HOUR_S),
+        (forgetter, "ROUND_S", 12 * HOUR_S),
+        (lane, "LAST_PROBE_S", 0.2 * HOUR_S),
+        (sender, "_RETRY_S", 60.0),
+        (dead_letter_writer, "_RETRY_S", 60.0),
+        (housekeeper, "ROUND_S", 8 * HOUR_S),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in periods]
+    for owner, name, longer in periods:
+        setattr(owner, name, longer)
+    try:
+        yield
+    finally:
+        for owner, name, usual in before:
+            setattr(owner, name, usual)

@@ -1,0 +1,226 @@
+"""A simulated database server: SQLite behind a network that fails as the seed decides.
+
+Every process has its own engine, and so its own way to the server. A step of a connection can fail
+before it took effect, and a COMMIT also after it did. A connection can be lost, a transaction can
+be aborted, and for some time the server can be out of reach, read-only, or slow. Committed rows are
+never lost.
+
+The server has one write lock, like SQLite. A transaction that waits for it longer than
+``lock_wait_s`` is aborted. A process that stops inside a transaction keeps the lock until its
+connection is killed. Reads see committed rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
+from escapement.storage.engine.base import Connection, Params, Result, Row, Step, TransactionAborted
+from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.engine.sqlite import DIALECT, SqliteConnection, SqliteEngine
+from simulation.calls import Turn, may_park, park
+
+_WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "ALTER", "DROP")
+_LONGEST_STEP_S: Final = 0.05
+
+
+@dataclass
+class Faults:
+    """The probability of each fault of a step; all 0 in a healthy database."""
+
+    lost: float = 0.0  # the connection is lost before the step
+    aborted: float = 0.0  # the transaction is aborted
+    no_reply: float = 0.0  # COMMIT gets no reply; half of them took effect
+    slow: float = 0.0  # the step takes a random time, if its call can wait
+
+
+class Server:
+    """The database server that all processes share."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int], rng: random.Random) -> None:
+        self.engine = SqliteEngine(path)
+        self.now_ms = now_ms
+        self.rng = rng
+        self.turn = Turn()
+        self.faults = Faults()
+        self.read_only = False
+        self.ids = itertools.count(1)
+        self.connections: dict[int, SimulatedConnection] = {}
+        self.counts = dict.fromkeys(("lost", "aborted", "no reply", "steps"), 0)
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability
+
+    def kill(self, connection_ids: Sequence[int]) -> None:
+        """Close connections, and roll back their transactions."""
+        for id in connection_ids:
+            if (connection := self.connections.get(id)) is not None:
+                connection.lose()
+
+
+class SimulatedEngine:
+    """The way of one process to the server."""
+
+    kind: Final = "sqlite"
+    location: Final = "the simulated database"
+    lock_wait_s: Final = 5
+    max_lanes: Final = 2
+    dialect: Final = replace(DIALECT, now_ms="simulated_now_ms()")
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.is_reachable = True
+        self._open: set[SimulatedConnection] = set()
+
+    def connect(self) -> Connection:
+        if not self.is_reachable or self._server.chance(self._server.faults.lost):
+            raise StorageUnavailable("the server is out of reach, says the simulation")
+        connection = SimulatedConnection(self._server, self)
+        self._open.add(connection)
+        return connection
+
+    def check_fitness(self) -> None:
+        self._server.engine.check_fitness()
+
+    def kill(self, connection_ids: Sequence[int]) -> None:
+        self._server.kill(connection_ids)
+
+    def cut(self) -> None:
+        """Lose all connections of this process; new ones fail until it is reachable again."""
+        self.is_reachable = False
+        for connection in sorted(self._open, key=lambda one: one.id):
+            connection.lose()
+        self._server.turn.wake()
+
+    def forget(self, connection: SimulatedConnection) -> None:
+        self._open.discard(connection)
+
+    def close(self) -> None:
+        """Do nothing: the server outlives its users."""
+
+
+class SimulatedConnection:
+    """A connection to the server."""
+
+    def __init__(self, server: Server, engine: SimulatedEngine) -> None:
+        self._server = server
+        self._engine = engine
+        self._inner: SqliteConnection = server.engine.connect()
+        now_ms = server.now_ms
+        self._inner._raw.create_function("simulated_now_ms", 0, lambda: now_ms())
+        self.id = next(server.ids)
+        server.connections[self.id] = self
+        self._in_transaction = False
+
+    @property
+    def ended(self) -> bool:
+        return self._inner.ended
+
+    def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
+        alone = not self._in_transaction and sql.lstrip().upper().startswith(_WRITES)
+        self._step(sql)
+        if alone:
+            self._take_turn()
+        try:
+            return self._inner.execute(sql, params, into)
+        finally:
+            if alone:
+                self._server.turn.free(self)
+
+    def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
+        self._step(sql)
+        return self._inner.execute_many(sql, rows)
+
+    def execute_all(self, steps: Sequence[Step]) -> list[Row]:
+        for step in steps:
+            self._step(step.sql)
+        return self._inner.execute_all(steps)
+
+    def begin(self) -> None:
+        assert not self._in_transaction, "begin inside a transaction"
+        self._step("BEGIN")
+        self._take_turn()
+        self._inner.begin()
+        self._in_transaction = True
+
+    def snapshot(self) -> None:
+        assert not self._in_transaction, "snapshot inside a transaction"
+        self._step("SELECT")
+        self._inner.snapshot()
+        self._in_transaction = True
+
+    def commit(self) -> None:
+        self._step("COMMIT")
+        lost = self._server.chance(self._server.faults.no_reply)
+        if not lost or self._server.chance(0.5):
+            self._inner.commit()
+            self._end_transaction()
+        if lost:
+            self._server.counts["no reply"] += 1
+            self.lose()
+            raise OutcomeUnknown("the reply to COMMIT was lost, says the simulation")
+        self._wait()
+
+    def rollback(self) -> None:
+        self._inner.rollback()
+        self._end_transaction()
+
+    def close(self) -> None:
+        self.lose()
+
+    def lose(self) -> None:
+        """Close the connection, and roll back its transaction."""
+        self._inner.close()
+        self._end_transaction()
+        self._server.connections.pop(self.id, None)
+        self._engine.forget(self)
+
+    def _end_transaction(self) -> None:
+        self._in_transaction = False
+        self._server.turn.free(self)
+
+    def _take_turn(self) -> None:
+        """Take the write lock of the server, or wait for it if the call can wait."""
+        turn = self._server.turn
+        if may_park():
+            waited_until_ms = self._server.now_ms() + 1000 * self._engine.lock_wait_s
+            while turn.holder is not None:
+                left_ms = waited_until_ms - self._server.now_ms()
+                if left_ms <= 0:
+                    raise TransactionAborted("the write lock is taken, says the simulation")
+                turn.wait(left_ms / 1000)
+                self._check()
+        if turn.holder is None:
+            turn.holder = self
+
+    def _wait(self) -> None:
+        if may_park() and self._server.chance(self._server.faults.slow):
+            park(self._server.rng.uniform(0, _LONGEST_STEP_S))
+
+    def _check(self) -> None:
+        if self._inner.ended or not self._engine.is_reachable:
+            self.lose()
+            raise StorageUnavailable("the connection is lost, says the simulation")
+
+    def _step(self, sql: str) -> None:
+        """Fail before a step, or let time pass."""
+        server = self._server
+        server.counts["steps"] += 1
+        self._check()
+        self._wait()
+        self._check()
+        if server.chance(server.faults.lost):
+            server.counts["lost"] += 1
+            self.lose()
+            raise StorageUnavailable("the connection was lost, says the simulation")
+        if self._in_transaction and server.chance(server.faults.aborted):
+            server.counts["aborted"] += 1
+            self.rollback()
+            raise TransactionAborted("a deadlock, says the simulation")
+        if server.read_only and sql.lstrip().upper().startswith(_WRITES):
+            raise StorageReadOnly("the server is read-only, says the simulation")

@@ -1,0 +1,167 @@
+"""Ten bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
+
+The broker itself has no switch for bugs: ``planted`` puts the wrong function in its place while a
+``with`` block runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.subscription.delivery.in_flight import InFlight
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic import delivery_window
+from escapement.broker.topic.delivery_window import DeliveryWindow
+from escapement.broker.upkeep import unwritten
+from escapement.broker.upkeep.forgetter import Forgetter
+from escapement.message import Bools, Int64s
+from escapement.storage import lease
+from escapement.storage.commit import group_rows, writer
+from escapement.storage.directory import sync_directory
+from escapement.storage.index.segments.manifest import ManifestFile
+from escapement.timewheel import Entries
+
+# Each makes its replacements by calls of ``replace(owner, name, wrong)``.
+Replace = Callable[[Any, str, Any], None]
+
+
+def _ack_forgotten_at_checkpoint(replace: Replace) -> None:
+    """A checkpoint trims the journal and does not write the acknowledgements."""
+    usual = unwritten._take_set
+
+    def take_set(id: int, offsets: Any, *others: Any) -> None:
+        if id > 0:
+            offsets.mark_clean()
+        else:
+            usual(id, offsets, *others)
+
+    replace(unwritten, "_take_set", take_set)
+
+
+def _manifest_swapped_before_fsync(replace: Replace) -> None:
+    def update(self: Any, change: Any, on_rename: Any) -> None:
+        with self._lock:
+            manifest = change(self.current)
+            temporary = self._path.with_name("MANIFEST.new")
+            temporary.write_bytes(manifest.encode())
+            on_rename()
+            temporary.rename(self._path)
+            sync_directory(self._path.parent)
+            with self._path.open("rb") as file:
+                self._failpoint("manifest renamed")
+                os.fsync(file.fileno())
+            self.current = manifest
+
+    replace(ManifestFile, "update", update)
+
+
+def _cursor_advanced_too_far(replace: Replace) -> None:
+    usual = Subscription.acknowledge
+
+    def acknowledge(
+        self: Subscription, offsets: Int64s, done: Any, entries: Any = None, **more: Any
+    ) -> int:
+        if entries is None and more.get("lapsed") is None:
+            offsets = np.union1d(offsets, offsets[-1:] + 1)
+        return usual(self, offsets, done, entries, **more)
+
+    replace(Subscription, "acknowledge", acknowledge)
+
+
+def _epoch_not_checked_on_write(replace: Replace) -> None:
+    replace(lease, "answer", lambda *row: None)
+    replace(writer, "answer", lambda *row: None)
+
+
+def _epoch_not_checked_on_read(replace: Replace) -> None:
+    """A broker delivers messages after its lease has expired."""
+    replace(LeaseKeeper, "held", property(lambda self: True))
+
+
+def _due_compared_on_the_wrong_side(replace: Replace) -> None:
+    """Messages that are due later count as due, also when the broker checks again."""
+    usual = DeliveryWindow.insert
+
+    def insert(self: DeliveryWindow, arrived: Entries, now_ms: int) -> Iterator[Entries]:
+        due = arrived.when_ms >= now_ms
+        if due.any():
+            yield delivery_window._in_order(arrived.take(due))
+        if not due.all():
+            yield from usual(self, arrived.take(~due), now_ms)
+
+    replace(DeliveryWindow, "insert", insert)
+    replace(SharedSubscription, "_are_due", lambda self, rows, now_ms: rows.due_ms >= 0)
+
+
+def _retry_lost_on_disconnect(replace: Replace) -> None:
+    usual = InFlight.take_back_consumer
+
+    def take_back_consumer(self: InFlight, consumer_id: int) -> tuple[Rows, Rows]:
+        usual(self, consumer_id)
+        return Rows.none(), Rows.none()
+
+    replace(InFlight, "take_back_consumer", take_back_consumer)
+
+
+def _cancel_racing_hand_over(replace: Replace) -> None:
+    """A cancel does not see that a message is on its way to a consumer."""
+    usual = Subscription.was_handed
+
+    def was_handed(self: Subscription, offsets: Int64s) -> Bools:
+        return usual(self, offsets) & ~self.in_flight.offsets.contains(offsets)
+
+    replace(Subscription, "was_handed", was_handed)
+
+
+def _dedup_sequence_outside_the_commit(replace: Replace) -> None:
+    """The progress of producers becomes durable with the next checkpoint only."""
+    replace(group_rows, "_producers", lambda group: [])
+
+
+def _generation_dropped_too_early(replace: Replace) -> None:
+    """A generation of the log is dropped although it has live messages."""
+
+    async def emptied(self: Forgetter, oldest: Any, held: Any) -> bool:
+        for one in held:
+            if self._registry.exists(one.topic_id):
+                self._empty[one.topic_id] = self._subscription_ids(one.topic_id)
+        return True
+
+    replace(Forgetter, "_emptied", emptied)
+
+
+BUGS: Final[dict[str, Callable[[Replace], None]]] = {
+    "ack forgotten at checkpoint": _ack_forgotten_at_checkpoint,
+    "manifest swapped before fsync": _manifest_swapped_before_fsync,
+    "cursor advanced too far": _cursor_advanced_too_far,
+    "epoch not checked on write": _epoch_not_checked_on_write,
+    "epoch not checked on read": _epoch_not_checked_on_read,
+    "due compared on the wrong side": _due_compared_on_the_wrong_side,
+    "retry lost on disconnect": _retry_lost_on_disconnect,
+    "cancel racing hand-over": _cancel_racing_hand_over,
+    "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
+    "generation dropped one too early": _generation_dropped_too_early,
+}
+
+
+@contextlib.contextmanager
+def planted(bug: str) -> Iterator[None]:
+    """Plant a bug of ``BUGS`` inside the ``with`` block."""
+    with contextlib.ExitStack() as stack:
+
+        def replace(owner: Any, name: str, wrong: Any) -> None:
+            there = vars(owner)
+            if name in there:
+                stack.callback(setattr, owner, name, there[name])
+                setattr(owner, name, wrong)
+
+        BUGS[bug](replace)
+        yield

@@ -1,0 +1,197 @@
+"""One run: days of traffic and faults, then health until all is done, then the check."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+import trio.testing
+
+from escapement.errors import EscapementError, NotFound
+from simulation.alarms import alarms
+from simulation.checker import Checker
+from simulation.clocks import HOUR_S, stretched
+from simulation.consuming import Subscriber
+from simulation.history import History, number_of
+from simulation.operations import Amender, Publisher
+from simulation.pausing import pausable
+from simulation.troubles import Troubles
+from simulation.world import ACK_WAIT_MS, World, simulated_world
+from support.trio_order import replayed
+
+DAYS: Final = 30
+PLAIN: Final = "plain"
+KEYED: Final = "keyed"
+WITH_DEAD_LETTERS: Final = "d"
+_BASE: Final[dict[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
+_POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "a": _BASE,
+    WITH_DEAD_LETTERS: _BASE | {"max_deliveries": 3},
+    "k": _BASE | {"order": "key"},
+}
+_TOPICS: Final = {
+    PLAIN: {"a": "shared", "d": "shared", "o": "log"},
+    KEYED: {"k": "key", "s": "shared"},
+}
+_MEAN_S: Final = 32 * HOUR_S
+# Healthy time until all messages must be acknowledged: longer than two leases and some retries.
+_DRAIN_DAYS: Final = 6
+_MOST_DAYS: Final = 60
+
+
+@dataclass
+class Report:
+    """The result of one run."""
+
+    seed: int
+    violations: list[str]
+    history: History | None = None
+    seconds: float = 0.0
+
+    @property
+    def days(self) -> float:
+        """The virtual time in days."""
+        return 0.0 if self.history is None else self.history.now_s / 86_400
+
+    @property
+    def operations(self) -> int:
+        """The number of calls of clients, and of deliveries to them."""
+        return 0 if self.history is None else self.history.counts.total()
+
+    @property
+    def faults(self) -> int:
+        return 0 if self.history is None else self.history.faults.total()
+
+
+def run(seed: int, days: float = DAYS) -> Report:
+    """Run one seed, and check its history."""
+    began_s = time.process_time()
+    memory = Path("/dev/shm")
+    root = Path(
+        tempfile.mkdtemp(prefix="escapement-simulation-", dir=memory if memory.is_dir() else None)
+    )
+    report = Report(seed, [])
+    try:
+        with replayed(seed), stretched(), pausable(), alarms(report.violations):
+            clock = trio.testing.MockClock(autojump_threshold=0)
+            trio.run(_live, seed, days, root, clock, report, clock=clock)
+    except Exception as error:
+        report.violations.append(f"a client failed: {_first(error)!r}")
+    finally:
+        shutil.rmtree(root)
+        report.seconds = time.process_time() - began_s
+    return report
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _live(
+    seed: int, days: float, root: Path, clock: trio.testing.MockClock, report: Report
+) -> None:
+    async with simulated_world(seed, root, clock) as (world, nursery):
+        history = world.history
+        report.history = history
+        history.topics = {topic: list(kinds) for topic, kinds in _TOPICS.items()}
+        history.kinds = {name: kind for kinds in _TOPICS.values() for name, kind in kinds.items()}
+        history.ack_wait_s = ACK_WAIT_MS / 1000
+        await _set_up(world)
+        subscribers = [
+            Subscriber(world, topic, name, number)
+            for topic, names in _TOPICS.items()
+            for name in names
+            for number in range(2)
+        ]
+        troubles = Troubles(world, nursery)
+        end_ms = history.now_ms() + int(days * 86_400_000)
+        async with trio.open_nursery() as consuming:
+            consuming.start_soon(_watch, world, report, consuming.cancel_scope)
+            for subscriber in subscribers:
+                consuming.start_soon(subscriber.run)
+            async with trio.open_nursery() as troubled:
+                troubled.start_soon(troubles.run)
+                async with trio.open_nursery() as publishing:
+                    for topic in _TOPICS:
+                        publishing.start_soon(Publisher(world, topic, "named", _MEAN_S).run, end_ms)
+                        publishing.start_soon(Publisher(world, topic, None, _MEAN_S).run, end_ms)
+                    publishing.start_soon(Amender(world, _MEAN_S / 6).run, end_ms)
+                troubled.cancel_scope.cancel()
+            troubles.heal()
+            for subscriber in subscribers:
+                subscriber.careful = True
+            await _drain(world)
+            report.violations += _violations(world, drained=True)
+            consuming.cancel_scope.cancel()
+
+
+async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
+    """End the run at the first violation, or if it takes far too long."""
+    for _ in range(_MOST_DAYS):
+        await trio.sleep(24 * HOUR_S)
+        report.violations += _violations(world, drained=False)
+        if report.violations:
+            scope.cancel()
+            return
+    report.violations.append("4: the run hangs")
+    scope.cancel()
+
+
+def _violations(world: World, *, drained: bool) -> list[str]:
+    world.history.disk_failed = any(host.disk.failed for host in world.hosts)
+    return list(Checker(world.history).violations(drained=drained))
+
+
+async def _set_up(world: World) -> None:
+    """Create the topics and their subscriptions, and let the log forget early."""
+    async with world.connect(0) as client:
+        name = "public/default"
+        await client.admin("namespaces.create", namespace=name)
+        await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
+    for topic, names in _TOPICS.items():
+        async with world.connect(world.bundle_of(topic)) as client:
+            for name, kind in names.items():
+                await client.admin(
+                    "subscriptions.create",
+                    topic=topic,
+                    subscription=name,
+                    kind="failover" if kind == "log" else "shared",
+                    policy=_POLICIES.get(name, {}),
+                )
+            # Clients that do not know whether a message is stored may ask for days.
+            policy = {"dedup_window_ms": "6d"}
+            await client.admin("topics.update", topic=topic, policy=policy)
+
+
+async def _drain(world: World) -> None:
+    """Wait until every message is acknowledged, or for some days."""
+    with trio.move_on_after(_DRAIN_DAYS * 24 * HOUR_S):
+        while True:
+            await trio.sleep(HOUR_S)
+            await _list_dead_letters(world)
+            if next(Checker(world.history).unfinished(), None) is None:
+                break
+    await trio.sleep(2 * HOUR_S)  # a delivery that breaks an invariant may still come
+
+
+async def _list_dead_letters(world: World) -> None:
+    """Read the dead letters of the subscription that has some."""
+    topic = f"{PLAIN}-{WITH_DEAD_LETTERS}-DLQ"
+    found: Counter[int] = Counter()
+    try:
+        async with world.connect(world.bundle_of(topic)) as client:
+            async for page in client.read(topic):
+                found.update(number_of(entry.payload) for entry in page)
+    except EscapementError as error:
+        if not (error.retryable or isinstance(error, NotFound)):
+            raise
+        return
+    world.history.dead[WITH_DEAD_LETTERS] = found

@@ -1,0 +1,194 @@
+"""Faults that occur now and then: what happens, how often, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from escapement.errors import EscapementError
+from simulation.calls import SLOW_SHARE
+from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS
+from simulation.database import Faults
+from simulation.host import Host
+from simulation.network import Weather
+from simulation.world import World
+
+_MEAN_S: Final = 12 * HOUR_S
+_LEASE_S: Final = LEASE_MS / 1000
+# A checkpoint syncs a segment and the manifest, and after each the directory.
+_SYNCS: Final = 4
+# How often to look whether a checkpoint has come to a sync.
+_LOOKS: Final = 60
+
+
+class Troubles:
+    """The faults of a run, one after the other."""
+
+    def __init__(self, world: World, nursery: trio.Nursery) -> None:
+        self._world = world
+        self._nursery = nursery
+        self._rng = world.chance("troubles")
+        self._kinds: dict[Callable[[], Awaitable[None]], int] = {
+            self._kill: 5,
+            self._power_failure: 5,
+            self._stop: 3,
+            self._lose_machine: 2,
+            self._pause: 3,
+            self._pause_past_lease: 4,
+            self._cut_off_from_database: 5,
+            self._database_outage: 2,
+            self._read_only: 2,
+            self._flaky_database: 4,
+            self._bad_network: 4,
+            self._failing_disk: 2,
+            self._set_clock: 3,
+            self._checkpoint: 8,
+        }
+
+    async def run(self) -> None:
+        """Cause faults until cancelled."""
+        while True:
+            await trio.sleep(self._rng.uniform(0, 2 * _MEAN_S))
+            (kind,) = self._rng.choices(list(self._kinds), list(self._kinds.values()))
+            self._world.history.faults[kind.__name__.strip("_")] += 1  # type: ignore[attr-defined]
+            await kind()
+
+    def heal(self) -> None:
+        """End all faults, and let all processes run."""
+        self._world.server.faults = Faults()
+        self._world.server.read_only = False
+        self._world.network.weather = Weather()
+        for host in self._world.hosts:
+            host.engine.is_reachable = True
+            host.disk.failing, host.disk.full = 0.0, False
+            host.resume()
+            if not host.is_up:
+                host.start(self._nursery)
+
+    def _host(self) -> Host | None:
+        """Return a process that runs, more often one that owns a bundle."""
+        up = [host for host in self._world.hosts if host.is_up and not host.process.paused]
+        owners = [host for host in up if host.running]
+        some = owners if owners and self._rng.random() < 0.8 else up
+        return self._rng.choice(some) if some else None
+
+    async def _end(self, *, power_failure: bool, lost: bool = False) -> None:
+        if (host := self._host()) is None:
+            return
+        await host.kill(power_failure=power_failure, noticed=self._rng.random() < 0.6)
+        if lost or self._rng.random() < 0.15:
+            host.disk.lose()
+        await self._restart_later(host)
+
+    async def _restart_later(self, host: Host) -> None:
+        """Start a process again: at once, or when another one may have taken its bundles."""
+        longest_s = self._rng.choice([1, 60, _LEASE_S, 1.5 * _LEASE_S])
+        await trio.sleep(self._rng.uniform(0, longest_s))
+        if not host.is_up:
+            host.start(self._nursery)
+
+    async def _kill(self) -> None:
+        await self._end(power_failure=False)
+
+    async def _power_failure(self) -> None:
+        await self._end(power_failure=True)
+
+    async def _lose_machine(self) -> None:
+        await self._end(power_failure=True, lost=True)
+
+    async def _stop(self) -> None:
+        if (host := self._host()) is not None:
+            await host.stop()
+            await self._restart_later(host)
+
+    async def _pause(self) -> None:
+        await self._pause_for(self._rng.uniform(0, 0.5 * _LEASE_S))
+
+    async def _pause_past_lease(self) -> None:
+        """Pause a process; often it cannot reach the database at first when it goes on."""
+        await self._pause_for(self._rng.uniform(1.0, 1.8) * _LEASE_S, self._rng.random() < 0.7)
+
+    async def _pause_for(self, seconds: float, cut_off: bool = False) -> None:
+        if (host := self._host()) is not None:
+            host.pause()
+            await trio.sleep(seconds)
+            if cut_off:
+                host.engine.cut()
+            host.resume()
+            if cut_off:
+                await trio.sleep(self._rng.uniform(0, 0.2) * _LEASE_S)
+                host.engine.is_reachable = True
+
+    async def _cut_off_from_database(self) -> None:
+        if (host := self._host()) is not None:
+            host.engine.cut()
+            short_s, long_s = self._rng.uniform(0, 300), self._rng.uniform(1, 3) * _LEASE_S
+            await trio.sleep(self._rng.choice([short_s, long_s, long_s]))
+            host.engine.is_reachable = True
+
+    async def _database_outage(self) -> None:
+        for host in self._world.hosts:
+            host.engine.cut()
+        await trio.sleep(self._rng.uniform(0, self._rng.choice([5, 600])))
+        for host in self._world.hosts:
+            host.engine.is_reachable = True
+
+    async def _read_only(self) -> None:
+        self._world.server.read_only = True
+        await trio.sleep(self._rng.uniform(0, 600))
+        self._world.server.read_only = False
+
+    async def _flaky_database(self) -> None:
+        most = self._rng.choice([0.001, 0.01, 0.05])
+        draw = self._rng.uniform
+        self._world.server.faults = Faults(
+            draw(0, most), draw(0, most), draw(0, 4 * most), draw(0, 0.5)
+        )
+        await trio.sleep(self._rng.uniform(0, 24 * HOUR_S))
+        self._world.server.faults = Faults()
+
+    async def _bad_network(self) -> None:
+        draw = self._rng.uniform
+        self._world.network.weather = Weather(draw(0, 0.05), draw(0, 0.02), draw(0, 0.5))
+        await trio.sleep(self._rng.uniform(0, 24 * HOUR_S))
+        self._world.network.weather = Weather()
+
+    async def _failing_disk(self) -> None:
+        if (host := self._host()) is not None:
+            host.disk.failing = self._rng.uniform(0.1, 1.0)
+            host.disk.full = self._rng.random() < 0.5
+            await trio.sleep(self._rng.uniform(0, 2 * HOUR_S))
+            host.disk.failing, host.disk.full = 0.0, False
+
+    async def _set_clock(self) -> None:
+        host = self._rng.choice(self._world.hosts)
+        host.clock.skew_ms = self._rng.randint(-MOST_SKEW_MS, MOST_SKEW_MS)
+        self._world.history.skew_steps_s.append(trio.current_time())
+
+    async def _checkpoint(self) -> None:
+        """Write a checkpoint, and often end the process while a file is being synced."""
+        host = self._host()
+        if host is None or not host.running:
+            return
+        running = host.running[self._rng.choice(sorted(host.running))]
+
+        async def write() -> None:
+            try:
+                await running.broker.checkpoint()
+            except EscapementError as error:
+                if not host.calls.dead and not error.retryable and not host.disk.failed:
+                    raise
+
+        host.calls.slow_share = 1.0
+        host.disk.hold(self._rng.randint(1, _SYNCS))
+        running.nursery.start_soon(write)
+        for _ in range(_LOOKS):
+            await trio.sleep(0.05)
+            if host.disk.is_holding or not host.is_up:
+                break
+        host.calls.slow_share = SLOW_SHARE
+        if host.is_up and self._rng.random() < 0.8:
+            await host.kill(power_failure=self._rng.random() < 0.8, noticed=True)
+            await self._restart_later(host)
