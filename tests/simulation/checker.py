@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final
 
 from escapement.errors import (
     LeaseLost,
@@ -19,8 +18,6 @@ from escapement.errors import (
 from escapement.storage.engine.base import TransactionAborted
 from simulation.history import NEVER_MS, Arrival, History, Message
 
-# Faults after which a successor may have taken the bundle of a broker that still runs.
-_OVERTAKEN: Final = ("pause_past_lease", "cut_off_from_database")
 # A broker sends a message within this time after it has decided to.
 _SENDING_S = 2.0
 
@@ -66,9 +63,6 @@ class Checker:
     def _is_explained(self, error: BaseException) -> bool:
         if isinstance(error, LeaseLost | StorageUnavailable | TransactionAborted):
             return True
-        # A broker that was cut off or paused may read a table that its successor has dropped.
-        if "no such table: log_" in str(error):
-            return any(self._history.faults[kind] for kind in _OVERTAKEN)
         full = self._history.disk_failed and "cannot be written" in str(error)
         return full and type(error) is StorageError
 

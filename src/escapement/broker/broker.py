@@ -15,7 +15,7 @@ raises the error. A new broker then recovers from the durable state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -48,12 +48,16 @@ from escapement.errors import (
     EscapementError,
     IndexDamaged,
     InvalidRequest,
+    LeaseLost,
     ShuttingDown,
+    StorageError,
     StorageReadOnly,
+    StorageUnavailable,
 )
 from escapement.event_log import EventLog
 from escapement.failpoints import failpoint
 from escapement.names import TopicName
+from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
 from escapement.storage.engine.base import Engine
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
@@ -188,6 +192,15 @@ class Broker:
             with trio.CancelScope(shield=True):
                 await run(DelayedIndex.discard, self._index_directory)
             raise
+        except (LeaseLost, StorageUnavailable):
+            raise
+        except StorageError as error:
+            # A broker that was overtaken may miss what its successor has dropped.
+            with trio.CancelScope(shield=True):
+                lost = await run(self._loss_of, lease)
+            if lost is None:
+                raise
+            raise lost from error
         finally:
             with trio.CancelScope(shield=True):
                 await self._close()
@@ -204,6 +217,19 @@ class Broker:
             with suppress(EscapementError):  # if the database fails meanwhile, the row expires
                 self._membership.leave()
             raise
+
+    def _loss_of(self, lease: Lease) -> LeaseLost | None:
+        """Return the error that the lease is lost, if another broker has taken it. Blocking."""
+        try:
+            with (
+                closing(self._engine.connect()) as connection,
+                leases.as_owner(self._engine, connection, lease),
+            ):
+                return None
+        except LeaseLost as error:
+            return error
+        except EscapementError:
+            return None  # the database does not answer
 
     def _release(self, doubtful_until_ms: int) -> None:
         """Release the lease of the bundle. Blocking."""
