@@ -39,13 +39,14 @@ def reasons_not_ready(shown: Shown) -> list[str]:
     brokers = shown.brokers
     if not brokers and not shown.is_member:
         return ["no broker runs: it waits for the lease or loads the index"]
-    found = [(broker, _reasons(state_of(broker))) for broker in brokers]
+    found = [(broker, reasons_of(state_of(broker))) for broker in brokers]
     if len(brokers) == 1:
         return found[0][1]
     return [f"bundle {broker.bundle_id}: {one}" for broker, reasons in found for one in reasons]
 
 
-def _reasons(state: State) -> list[str]:
+def reasons_of(state: State) -> list[str]:
+    """Return why a broker is not ready, in words; an empty list if it is ready."""
     reasons = []
     if state.stopping:
         reasons.append("the broker is stopping")

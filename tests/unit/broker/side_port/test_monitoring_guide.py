@@ -25,6 +25,6 @@ def test_monitoring_guide_names_only_metrics_that_exist() -> None:
     known = {READY[0], BUILD_INFO[0]}
     for one in METRICS:
         known |= {one.name, f"{one.name}_bucket"} if one.kind == "histogram" else {one.name}
-    for family in detailed._Families().all(0):
+    for family in detailed.DetailedFamilies().all():
         known.add(family.name + ("_total" if family.type == "counter" else ""))
     assert set(re.findall(r"\bescapement_\w+", GUIDE.read_text())) <= known
