@@ -121,7 +121,7 @@ async def test_a_stale_broker_writes_nothing_and_stands_by(
             trio.open_nursery() as nursery,
             escapement.connect(first.url, settings=PATIENT) as client,
         ):
-            producer = await client.producer("t", send_timeout=(6, "s"))
+            producer = await client.producer("t", send_timeout=(1, "s"))
             await client.admin("subscriptions.create", topic="t", subscription="s")
             await producer.send_many([b"first"] * 100)
             first.pause()
