@@ -239,21 +239,6 @@ def test_a_newer_schema_is_refused(
     assert "newer version of the program" in said
 
 
-def test_broker_that_lost_its_lease_exits_with_one_line(
-    tmp_path: Path, mysql_server: SqlServer, mysql_url: str
-) -> None:
-    """P6: a broker that lost its lease writes nothing more."""
-    database = MysqlAddress.parse(mysql_url).database
-    data = tmp_path / "data"
-    with Served("--data", data, "--log-level", "error", ESCAPEMENT_LOG=mysql_url) as served:
-        assert served.address
-        mysql_server.admin(f"UPDATE {database}.leases SET epoch = epoch + 1, owner_id = 'x'")
-        _, complaints = served.process.communicate(timeout=TIMEOUT_S)
-        assert served.process.returncode == 1
-        assert complaints.startswith("escapement: ")
-        assert complaints.count("\n") == 1, complaints
-
-
 def test_the_same_broker_takes_its_lease_back_at_once_after_a_kill(
     tmp_path: Path, log_url: str | None
 ) -> None:
