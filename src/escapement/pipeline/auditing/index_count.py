@@ -85,8 +85,16 @@ class IndexCount:
         """Return the keys of the log rows that are not in the index yet.
 
         Returns None if the index does not fit the log (storage/state/state.py). A broker discards
-        such an index when it starts.
+        such an index when it starts. The database is read as of one moment: otherwise a checkpoint
+        could trim the journal between two queries, and the newest index would seem not to fit.
         """
+        connection.snapshot()
+        try:
+            return self._unindexed(connection)
+        finally:
+            connection.rollback()
+
+    def _unindexed(self, connection: Connection) -> list[RowKey] | None:
         manifest, bundle_id = self._manifest, self.bundle_id
         if manifest is None:
             if any(at.seq for at in journal.trims(connection, bundle_id).values()):
