@@ -29,9 +29,10 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import escapement
-from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.bundles import set_bundle_count
 from escapement.storage.engine.open import open_engine
 from escapement.storage.schema import migrate
+from support.bundle_topics import topic_of_each_bundle
 from support.database.servers import private_server
 from support.processes.broker import PATIENT, BrokerProcess
 
@@ -87,17 +88,6 @@ def cluster(nodes: int, bundles: int) -> Iterator[list[BrokerProcess]]:
         yield found
 
 
-def topics(bundles: int) -> list[str]:
-    """Return the name of a topic in each bundle."""
-    found: dict[int, str] = {}
-    number = 0
-    while len(found) < bundles:
-        name = f"t{number}"
-        found.setdefault(bundle_of_name(f"public/default/{name}", bundles), name)
-        number += 1
-    return [found[bundle_id] for bundle_id in range(bundles)]
-
-
 def url_of(nodes: list[BrokerProcess]) -> str:
     """Return a URL with the addresses of all nodes."""
     return "escapement://" + ",".join(f"127.0.0.1:{one.port}" for one in nodes)
@@ -107,7 +97,7 @@ def throughput(count: int, options: argparse.Namespace) -> float:
     """Return the rate of confirmed messages of all producers together."""
     with cluster(count, options.bundles) as nodes, multiprocessing.Pool(2) as pool:
         time.sleep(SETTLE_S)
-        names = topics(options.bundles)
+        names = topic_of_each_bundle(options.bundles)
         work = [(url_of(nodes), names[part::2], options.seconds) for part in range(2)]
         return sum(pool.starmap(publish, work))
 

@@ -14,9 +14,10 @@ import pytest
 import trio
 
 import escapement
-from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.bundles import set_bundle_count
 from escapement.storage.engine.open import open_engine
 from escapement.storage.schema import migrate
+from support.bundle_topics import topic_of_each_bundle
 from support.processes.broker import PATIENT, BrokerProcess, until
 from support.processes.command_lines import TIMEOUT_S, process
 
@@ -40,17 +41,6 @@ def nodes(tmp_path: Path, mysql_url: str) -> Iterator[list[BrokerProcess]]:
         yield found
 
 
-def topics(bundles: int = BUNDLES, prefix: str = "t") -> list[str]:
-    """Return the name of a topic in each bundle."""
-    found: dict[int, str] = {}
-    number = 0
-    while len(found) < bundles:
-        name = f"{prefix}{number}"
-        found.setdefault(bundle_of_name(f"public/default/{name}", bundles), name)
-        number += 1
-    return [found[bundle_id] for bundle_id in range(bundles)]
-
-
 async def test_another_node_takes_the_bundles_of_a_killed_one(nodes: list[BrokerProcess]) -> None:
     """The application sees a pause, and no message is lost."""
     first, second = nodes
@@ -58,7 +48,10 @@ async def test_another_node_takes_the_bundles_of_a_killed_one(nodes: list[Broker
     second.start()
     url = f"escapement://127.0.0.1:{first.port},127.0.0.1:{second.port}"
     async with escapement.connect(url, settings=PATIENT) as client:
-        producers = {name: await client.producer(name, send_timeout=(60, "s")) for name in topics()}
+        producers = {
+            name: await client.producer(name, send_timeout=(60, "s"))
+            for name in topic_of_each_bundle(BUNDLES)
+        }
         for name in producers:
             await client.admin("subscriptions.create", topic=name, subscription="s")
         for name, producer in producers.items():
@@ -174,7 +167,7 @@ async def test_bundles_move_and_drain_to_another_node_under_traffic(
             escapement.connect(url, settings=PATIENT) as client,
             trio.open_nursery() as nursery,
         ):
-            traffic = Traffic(client, topics(bundles))
+            traffic = Traffic(client, topic_of_each_bundle(bundles))
             await traffic.run(nursery)
             for bundle_id in (1, 3):
                 await trio.to_thread.run_sync(administer, first, "move", str(bundle_id), there)
@@ -191,7 +184,7 @@ async def test_bundles_move_and_drain_to_another_node_under_traffic(
             added = await trio.to_thread.run_sync(administer, second, "bundles", str(bundles + 2))
             assert added == {"bundles": bundles + 2, "before": bundles}
             await until_owned(second, dict.fromkeys(range(bundles + 2), there))
-            for name in topics(bundles + 2, "new")[bundles:]:
+            for name in topic_of_each_bundle(bundles + 2, "new")[bundles:]:
                 await (await client.producer(name)).send(b"in a new bundle")
             await traffic.end()
             nursery.cancel_scope.cancel()
