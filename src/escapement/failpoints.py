@@ -73,6 +73,8 @@ POINTS: Final[Mapping[str, Callable[[], Exception]]] = {
     "migration": _unavailable,
     # a lease was taken, and its new owner has read nothing yet
     "take_over": _unavailable,
+    # before rows of the log are added to an index that is being filled
+    "backfill": _unavailable,
     # a clean stop has finished its work, and the lease is not yet released
     "hand_over": _unavailable,
 }

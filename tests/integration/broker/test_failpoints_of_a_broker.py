@@ -56,6 +56,8 @@ async def test_each_failpoint_is_reached(mock_clock: trio.testing.MockClock) -> 
         await world.clock.advance(seconds=1)
         await roll(world)
         await forget(world)
+        await restart_without_index(world)
+        await world.clock.advance(seconds=1)
         await world.stop()
     assert passes().keys() == POINTS.keys()
 

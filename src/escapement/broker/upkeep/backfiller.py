@@ -38,6 +38,7 @@ from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.event_log import EventLog
+from escapement.failpoints import failpoint
 from escapement.message import MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine
@@ -190,6 +191,7 @@ class Backfiller:
         for keys in bounded([head.key for head in wanted], self._step_bytes):
             await self._room()
             rows = await self._run(self._fetch, keys)
+            failpoint("backfill")
             self._take(rows)
             done += len(keys)
             if in_order:
