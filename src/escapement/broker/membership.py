@@ -91,7 +91,6 @@ class Membership:
         address: str = "",
     ) -> None:
         self.identity = identity
-        self.workload = 0  # a number that other processes compare with theirs
         self._engine = engine
         self._clock = clock
         self._run = run
@@ -257,7 +256,6 @@ class Membership:
                 self._clock,
                 seen_ms=seen_ms,
                 draining=self._draining,
-                workload=self.workload,
             )
             self._noted = noted
             return renewal

@@ -147,7 +147,6 @@ def renew(
     *,
     seen_ms: int = 0,
     draining: bool = False,
-    workload: int = 0,
 ) -> Renewal:
     """Extend the validity of the member's row to its duration from now. Blocking.
 
@@ -164,13 +163,11 @@ def renew(
       LeaseLost: if a later process with the same identity has registered.
     """
     sent_at_ms, seen_ms = clock.lease_ms(), max(clock.now_ms(), seen_ms)
-    changes = f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}, workload = ?"
+    changes = f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}"
     if draining:
         changes += ", draining = 1"
     with transaction(connection):
-        _update(
-            engine, connection, member, changes, (member.duration_ms, seen_ms, seen_ms, workload)
-        )
+        _update(engine, connection, member, changes, (member.duration_ms, seen_ms, seen_ms))
         # Read only when the row is locked: see the docstring of the module.
         found = connection.execute("SELECT bundle_id, epoch, owner_name FROM leases").rows
     return Renewal(
@@ -327,7 +324,7 @@ def _replace(engine: Engine, connection: Connection, member: Member, now_ms: int
         )
     connection.execute(
         f"UPDATE brokers SET incarnation = ?, expires_at_ms = {engine.dialect.now_ms} + ?,"
-        " seen_ms = ?, draining = 0, workload = 0 WHERE owner_id = ?",
+        " seen_ms = ?, draining = 0 WHERE owner_id = ?",
         (member.incarnation, member.duration_ms, now_ms, owner_id),
     )
     _describe(connection, member)
@@ -352,8 +349,8 @@ def _insert_expired(
     """Insert an expired row of an owner, unless it has one."""
     connection.execute(
         f"{dialect.insert_ignore} INTO brokers (owner_id, incarnation, name, place, address,"
-        " expires_at_ms, seen_ms, draining, workload, connection_ids)"
-        " VALUES (?, ?, '', '', '', 0, 0, 0, 0, '')",
+        " expires_at_ms, seen_ms, draining, connection_ids)"
+        " VALUES (?, ?, '', '', '', 0, 0, 0, '')",
         (owner_id, incarnation),
     )
 

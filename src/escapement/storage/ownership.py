@@ -17,7 +17,6 @@ class LiveBroker:
     name: str
     address: str
     draining: bool
-    workload: int
     left_ms: int  # how long its row is still valid
 
 
@@ -34,9 +33,9 @@ class Ownership:
 
 
 # Both parts have as many columns, which mean: whether it is a bundle, owner, incarnation, bundle or
-# load, epoch or time left, name or wanted owner, address, whether it is draining or owned.
+# 0, epoch or time left, name or wanted owner, address, whether it is draining or owned.
 _SELECT = """
-    SELECT 0, owner_id, incarnation, workload, expires_at_ms - {now_ms}, name, address, draining
+    SELECT 0, owner_id, incarnation, 0, expires_at_ms - {now_ms}, name, address, draining
     FROM brokers WHERE expires_at_ms > {now_ms}
     UNION ALL
     SELECT 1, leases.owner_id, leases.incarnation, bundle_id, epoch, pinned_to, '',
@@ -60,7 +59,5 @@ def look_at_all(
         if is_bundle:
             bundles[number] = Ownership(number, owner, incarnation, measure, not flag, name)
         else:
-            brokers[owner] = LiveBroker(
-                owner, incarnation, name, address, bool(flag), number, measure
-            )
+            brokers[owner] = LiveBroker(owner, incarnation, name, address, bool(flag), measure)
     return brokers, bundles

@@ -221,12 +221,12 @@ def test_brokers_and_bundles_are_listed_together(
     one, dead = joined(engine, ONE, clock), joined(engine, TWO, clock, -1)
     first = lease.take(engine, one, clock, 0)
     lease.take(engine, dead, clock, 1)
-    members.renew(engine, connection, one, clock, draining=True, workload=7)
+    members.renew(engine, connection, one, clock, draining=True)
     brokers, bundles = look_at_all(engine, connection)
     left_ms = brokers["id-1"].left_ms
     assert HOUR_MS - 60_000 < left_ms <= HOUR_MS
     assert brokers == {
-        "id-1": LiveBroker("id-1", one.incarnation, "one", "one:7650", True, 7, left_ms)
+        "id-1": LiveBroker("id-1", one.incarnation, "one", "one:7650", True, left_ms)
     }
     assert bundles == {
         0: Ownership(0, "id-1", one.incarnation, 1, False),

@@ -335,14 +335,13 @@ class Node:
 
         Reports "started" when the broker serves, or another process owns the bundle.
         """
-        begun = False
+        begun = trio.Event()
 
         def ready(broker: Broker) -> None:
-            nonlocal begun
-            self._versions[bundle_id] = -1  # refresh it at the next look
+            self._versions.pop(bundle_id, None)  # let it read the catalog after the next look
             self._on_ready(broker)
-            if not begun:
-                begun = True
+            if not begun.is_set():
+                begun.set()
                 task_status.started()
 
         bundle = OwnedBundle(bundle_id, lambda: self._make_broker(bundle_id), self.front, ready)
@@ -360,7 +359,7 @@ class Node:
             self._versions.pop(bundle_id, None)
             if bundle.released:
                 self._hurry.set()
-        if not begun:
+        if not begun.is_set():
             task_status.started()
 
     def _make_broker(self, bundle_id: int) -> Broker:

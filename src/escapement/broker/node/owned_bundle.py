@@ -44,7 +44,6 @@ class OwnedBundle:
     ) -> None:
         self.id = bundle_id
         self.released = False
-        self.was_ready = False  # whether a broker of it has begun to serve
         self._make_broker = make_broker
         self._front = front
         self._on_ready = on_ready
@@ -114,5 +113,4 @@ class OwnedBundle:
         broker = self._broker = self._make_broker()
         async with trio.open_nursery() as nursery:
             await nursery.start(self._front.run_broker, broker)
-            self.was_ready = True
             self._on_ready(broker)

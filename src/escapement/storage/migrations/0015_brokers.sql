@@ -3,9 +3,9 @@
 -- One row for each owner: the process that last worked under this identity. incarnation is random
 -- for each process. place is where its data directory is: a process at the same place can start
 -- only after the one before has ended. expires_at_ms is by the database's clock. seen_ms is when
--- the process was last known to be alive, by its clock. draining is 1 if it wants no more bundles,
--- and workload is a number by which processes compare their load. connection_ids are the ids of
--- the connections through which it writes, with commas between them. Owner: storage/members.py.
+-- the process was last known to be alive, by its clock. draining is 1 if it wants no more bundles.
+-- connection_ids are the ids of the connections through which it writes, with commas between them.
+-- Owner: storage/members.py.
 CREATE TABLE IF NOT EXISTS brokers (
     owner_id {name} NOT NULL PRIMARY KEY,
     incarnation {name} NOT NULL,
@@ -15,7 +15,6 @@ CREATE TABLE IF NOT EXISTS brokers (
     expires_at_ms BIGINT NOT NULL,
     seen_ms BIGINT NOT NULL,
     draining SMALLINT NOT NULL,
-    workload BIGINT NOT NULL,
     connection_ids VARCHAR(12000) NOT NULL
 ){table_end};
 

@@ -11,9 +11,7 @@ from escapement.storage.ownership import LiveBroker, Ownership
 def directory(*draining: str, owner: str = "a", free: bool = False, pin: str = "") -> NodeDirectory:
     """Return the directory of node "a": nodes "a", "b" and "c", and bundle 0 with epoch 5."""
     found = NodeDirectory("a")
-    nodes = {
-        one: LiveBroker(one, "", one, f"{one}:7650", one in draining, 0, 1000) for one in "abc"
-    }
+    nodes = {one: LiveBroker(one, "", one, f"{one}:7650", one in draining, 1000) for one in "abc"}
     found.learn(nodes, {0: Ownership(0, owner, "", 5, free, pin)})
     return found
 
