@@ -8,7 +8,7 @@ database. The older index does not have these messages.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,9 @@ from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.rebuild import rebuild
 from escapement.storage.blocking import inline
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.transaction import transaction
+from escapement.storage.index.segments.manifest import ManifestFile
+from escapement.storage.journal.journal import JournalPosition, trim_step
 from escapement.storage.lease import Identity
 from escapement.storage.log.log_table import RowKey
 from escapement.testing import World, arrived
@@ -174,3 +177,37 @@ async def test_rebuilt_index_is_current_until_another_broker_writes_a_checkpoint
         await world.stop()
         assert unindexed() == []
     connection.close()
+
+
+async def test_checkpoint_during_a_comparison_does_not_make_the_index_stale(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """O7: the checkpoint trims the journal after its end was read, and before its entries are."""
+    brokers = Brokers()
+    async with brokers.live(engine, tmp_path) as world:
+        await world.stop()
+        await brokers.start(world, "b")
+        await publish_and_acknowledge(world)
+        async with world.connect() as broker, await broker.producer(TOPIC) as producer:
+            await producer.send(b"later", delay=(1, "d"))
+        brokers.unreachable = "DELETE FROM journal"
+        await world.checkpoint()
+        manifest = ManifestFile(tmp_path / "index").current
+        assert manifest is not None
+        trims = 0
+
+        def trim(step: str) -> None:
+            nonlocal trims
+            if trims or not step.startswith("SELECT group_id FROM journal"):
+                return
+            trims += 1
+            positions = {lane: JournalPosition(*at) for lane, at in manifest.positions.items()}
+            with closing(engine.connect()) as writer, transaction(writer):
+                assert not trim_step(writer, 0, positions)
+
+        with closing(FaultyEngine(engine, trim).connect()) as reader:
+            index = IndexCount.open(tmp_path)
+            assert index.unindexed(reader) == []
+            assert trims == 1
+            assert index.unchanged()
+            assert index.unindexed(reader) == []
