@@ -33,9 +33,6 @@ from stress.world import World, new_history
 from support.database.servers import MysqlServer, private_server
 from support.processes.broker import PATIENT
 
-# Without faults, producers are faster. The consumers, which sleep and wait for commits, must keep
-# up. Otherwise messages time out in their inboxes.
-PAUSE_S: Final = 2.0
 TIMED: Final = 20  # messages in a second whose lateness is measured
 SAMPLE_S: Final = 10.0
 SAMPLES_OF_A_LINE: Final = 6
@@ -149,7 +146,7 @@ def soak(hours: float, brokers: int, seed: int) -> int:
     ):
         cluster.with_failpoints = False
         os.environ[SLOW_SHARE] = "0"  # of the brokers, which have no faults at all
-        world = World(cluster.url, chance, history, publish_pause_s=PAUSE_S)
+        world = World(cluster.url, chance, history)
         watch = Watch(cluster, database)
 
         async def all_of_it() -> None:
