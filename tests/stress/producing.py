@@ -13,7 +13,6 @@ from stress.history import now_ms, payload_of
 from stress.world import World, passes
 from support.processes.broker import PATIENT
 
-PAUSE_S: Final = 0.4  # between two batches of a producer, on average
 BATCH: Final = 20
 POISON_SHARE: Final = 0.05
 SIZES: Final = (200, 2_000)
@@ -37,7 +36,7 @@ async def produce(world: World, topic: str, name: str | None) -> None:
                     raise
                 world.history.counts["publishes without a receipt"] += 1
                 producer = await client.producer(topic, name=name)
-            await trio.sleep(world.chance.uniform(0, 2 * PAUSE_S))
+            await trio.sleep(world.chance.uniform(0, 2 * world.publish_pause_s))
 
 
 async def _publish(

@@ -58,6 +58,7 @@ class World:
     chance: random.Random
     history: History = field(default_factory=new_history)
     longest_ms: int = 60_000  # of delays
+    publish_pause_s: float = 0.4  # of each producer, on average
     amend_pause_s: float = 1.0  # the longest between two changes of messages
     over: bool = False  # nothing new is published, amended or damaged
 
