@@ -247,7 +247,8 @@ class History:
         found = self.dead_letters[subscription]
         self.counts["dead letters"] += len(listed.keys() - found.seen.keys())
         found.seen |= listed
-        for _, original in listed.values():
+        for number, original in listed.values():
+            self.copies[number].add(original)
             found.listed_s.setdefault(original, self.now_s())
         found.remaining = set(listed)
 

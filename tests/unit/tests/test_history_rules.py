@@ -162,6 +162,10 @@ def dead_letter_twice(told: Told) -> None:
     told.history.list_dead_letters("a", {6: (2, 12)})
 
 
+def dead_letter_of_an_unknown_copy(told: Told) -> None:
+    told.history.list_dead_letters("a", {6: (0, 14)})
+
+
 def store_twice(told: Told) -> None:
     for name in "abl":
         told.deliver(name, 1, 14)
@@ -274,6 +278,7 @@ BROKEN: list[tuple[Callable[[Told], None], str]] = [
     (lose_message_that_was_delivered_before_a_cancel, "lost"),
     (lose_message_that_a_cancel_left, "lost"),
     (dead_letter_twice, "doubled"),
+    (dead_letter_of_an_unknown_copy, "doubled"),
     (store_twice, "doubled"),
     (store_refused_message, "doubled"),
     (store_two_messages_at_one_offset, "mixed"),
