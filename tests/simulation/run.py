@@ -24,6 +24,7 @@ from simulation.operations import Amender, Publisher
 from simulation.pausing import pausable
 from simulation.troubles import Troubles
 from simulation.world import ACK_WAIT_MS, World, simulated_world
+from support.memory_directory import memory_directory
 from support.trio_order import replayed
 
 DAYS: Final = 30
@@ -82,10 +83,7 @@ class Report:
 def run(seed: int, days: float = DAYS) -> Report:
     """Run one seed, and check its history."""
     began_s = time.process_time()
-    memory = Path("/dev/shm")
-    root = Path(
-        tempfile.mkdtemp(prefix="escapement-simulation-", dir=memory if memory.is_dir() else None)
-    )
+    root = Path(tempfile.mkdtemp(prefix="escapement-simulation-", dir=memory_directory()))
     report = Report(seed, [])
     try:
         with replayed(seed), stretched(), pausable(), alarms(report.violations):
