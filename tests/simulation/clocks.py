@@ -15,6 +15,7 @@ import trio.testing
 
 from escapement.broker.delivery import sender
 from escapement.broker.inbox import dead_letter_writer, group_completion
+from escapement.broker.node import balancer, node, owned_bundle
 from escapement.broker.recovery import passivator
 from escapement.broker.upkeep import compactor, forgetter, housekeeper
 from escapement.client.connection.retry import Retry
@@ -23,6 +24,8 @@ from escapement.testing.clock import START_MS
 
 HOUR_S: Final = 3600.0
 LEASE_MS: Final = 10 * 3_600_000
+# How often a node looks at the nodes and bundles.
+LOOK_S: Final = 0.5 * HOUR_S
 # The wall clocks of processes differ from the true time by at most this.
 MOST_SKEW_MS: Final = 400
 # trio's clock counts seconds as floats. This makes up for their rounding errors.
@@ -70,6 +73,10 @@ def stretched() -> Iterator[None]:
         (compactor, "ROUND_S", 6 * HOUR_S),
         (forgetter, "ROUND_S", 12 * HOUR_S),
         (lane, "LAST_PROBE_S", 0.2 * HOUR_S),
+        (owned_bundle, "LAST_PROBE_S", 0.2 * HOUR_S),
+        (node, "LOOK_S", LOOK_S),
+        (node, "_PLACE_S", 4 * HOUR_S),
+        (balancer, "STABLE_MS", int(4 * HOUR_S * 1000)),
         (sender, "_RETRY_S", 60.0),
         (dead_letter_writer, "_RETRY_S", 60.0),
         (housekeeper, "ROUND_S", 8 * HOUR_S),

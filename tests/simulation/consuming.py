@@ -36,7 +36,7 @@ class Subscriber:
         kind = _KINDS.get(self._history.kinds[self._subscription], "shared")
         while True:
             try:
-                async with self._world.connect(self._world.bundle_of(self._topic)) as client:
+                async with self._world.connect() as client:
                     for _ in range(self._rng.randint(1, 4)):
                         await self._stay(client, kind)
             except EscapementError as error:

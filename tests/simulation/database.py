@@ -67,6 +67,7 @@ class SimulatedEngine:
     """The way of one process to the server."""
 
     kind: Final = "sqlite"
+    is_shared: Final = True
     location: Final = "the simulated database"
     lock_wait_s: Final = 5
     max_lanes: Final = 2

@@ -1,15 +1,13 @@
 """One broker process with its own data directory, identity and clock.
 
-It runs a broker for each bundle of topics. A broker that another process keeps from its bundle
-(``LeaseHeld``) waits as a standby and tries again. A broker that ends is started again, as by a
-service manager.
+It runs a node, as ``escapement serve`` does. If the node fails, the process ends and is started
+again, as by a service manager.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,34 +15,24 @@ import trio
 
 from escapement.broker.broker import Broker, BrokerConfig
 from escapement.broker.crash import one_error
-from escapement.broker.front.front import Front
+from escapement.broker.node.node import Node
 from escapement.broker.runners import Runners
-from escapement.errors import EscapementError, LeaseHeld
-from escapement.storage.data_directory import index_directory
+from escapement.errors import EscapementError
+from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.lease import Identity
 from simulation.calls import Calls, Threads
-from simulation.clocks import LEASE_MS, WallClock
+from simulation.clocks import WallClock
 from simulation.database import Server, SimulatedEngine
 from simulation.disk import Disk
 from simulation.network import Cable, ClientStream, Network
 from simulation.pausing import PROCESS, Process
 
-# Pauses between two starts of a broker: after a failure, and while another process has the bundle.
+# The pause after a failure, until the process is started again.
 _RESTART_S: Final = (60.0, 3600.0)
-_STANDBY_S: Final = LEASE_MS / 1000 / 5
-
 # How often to look, each half second, whether a process that was asked to stop has stopped.
 _STOP_LOOKS: Final = 120
-
-
-@dataclass
-class _Running:
-    """A broker that accepts connections."""
-
-    broker: Broker
-    front: Front
-    nursery: trio.Nursery
-    arrivals: trio.MemorySendChannel[Cable]
+# Connections that a node has not accepted yet.
+_BACKLOG: Final = 100
 
 
 class Host:
@@ -59,15 +47,20 @@ class Host:
         threads: Threads,
         clock: WallClock,
         config: BrokerConfig,
-        bundles: int,
         rng: random.Random,
+        on_take: Callable[[Broker], None],
         on_end: Callable[[Host, BaseException], None],
     ) -> None:
         self.name = name
+        self.address = f"{name}:{DEFAULT_PORT}"
         self.disk = Disk(root, rng)
         self.clock = clock
         self.incarnation = 0
-        self.running: dict[int, _Running] = {}
+        self._machine = rng.getrandbits(64)
+        self._describe()
+        # If it accepts connections: its node, and the tasks of the process.
+        self.node: Node | None = None
+        self.tasks: trio.Nursery | None = None
         self.cables: list[Cable] = []
         self.is_up = False
         self.process = Process()
@@ -75,20 +68,25 @@ class Host:
         self._network = network
         self._threads = threads
         self._config = config
-        self._bundles = bundles
         self._rng = rng
+        self._on_take = on_take
         self._on_end = on_end
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
+        self._arrivals, _ = trio.open_memory_channel[Cable](0)
         self.calls = Calls(threads, rng, server.turn)
         self.engine = SimulatedEngine(server)
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """The brokers that serve clients here."""
+        return [] if self.node is None else self.node.brokers
 
     # -- the life of the process -----------------------------------------------------
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the process."""
         assert not self.is_up
-        self.incarnation += 1
         self.is_up = True
         self.process = Process()
         self.calls = Calls(self._threads, self._rng, self._server.turn)
@@ -99,63 +97,62 @@ class Host:
     async def _live(self) -> None:
         PROCESS.set(self.process)
         with self._scope:
-            async with trio.open_nursery() as nursery:
-                for bundle_id in range(self._bundles):
-                    nursery.start_soon(self._keep, bundle_id)
+            await self._keep()
         self.is_up = False
         self._ended.set()
 
-    async def _keep(self, bundle_id: int) -> None:
-        """Run a broker of a bundle, one after the other."""
+    async def _keep(self) -> None:
+        """Run a node, and the next one after a failure, until it is stopped."""
         while True:
+            self.incarnation += 1
             try:
                 with one_error():
-                    await self._serve(bundle_id)
-                return  # it was stopped
-            except LeaseHeld:
-                await trio.sleep(_STANDBY_S * self._rng.uniform(0.5, 1.5))
+                    await self._serve()
+                return
             except (EscapementError, Exception) as error:
                 if self.calls.dead:
                     await trio.lowlevel.checkpoint()
                 self._on_end(self, error)
+                for cable in self.cables:
+                    cable.cut(noticed=True)
                 await trio.sleep(self._rng.uniform(*_RESTART_S))
 
-    async def _serve(self, bundle_id: int) -> None:
-        broker = Broker(
+    async def _serve(self) -> None:
+        """Run a node until it is stopped, with the same steps as ``broker/server.py``."""
+        node = Node(
             self.engine,
-            index_directory(self.disk.root, bundle_id),
-            Identity(f"{self.name}-{bundle_id}".rjust(32, "0"), self.name),
+            self.disk.root,
+            self.identity,
+            self.address,
             self.clock,
-            Runners.all_by(self.calls),
+            lambda: Runners.all_by(self.calls),
             self._config,
-            bundle_id,
+            on_ready=self._on_take,
         )
-        front = Front.of_broker(broker)
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(front.run_broker, broker)
-                send, receive = trio.open_memory_channel[Cable](100)
-                self.running[bundle_id] = _Running(broker, front, nursery, send)
-                nursery.start_soon(self._accept, front, nursery, receive)
-                await broker.stopped.wait()
+                await nursery.start(node.run)
+                self._arrivals, arriving = trio.open_memory_channel[Cable](_BACKLOG)
+                self.node, self.tasks = node, nursery
+                nursery.start_soon(self._accept, node, nursery, arriving)
+                await node.stopped.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            self.running.pop(bundle_id, None)
+            self.node = self.tasks = None
 
     async def _accept(
-        self, front: Front, nursery: trio.Nursery, arrivals: trio.MemoryReceiveChannel[Cable]
+        self, node: Node, nursery: trio.Nursery, arriving: trio.MemoryReceiveChannel[Cable]
     ) -> None:
-        async for cable in arrivals:
-            nursery.start_soon(front.serve_stream, cable.server)
+        async for cable in arriving:
+            nursery.start_soon(node.front.serve_stream, cable.server)
 
-    def connect(self, bundle_id: int) -> ClientStream | None:
-        """Open a connection to the broker of a bundle; None if it does not listen here."""
-        running = self.running.get(bundle_id)
-        if running is None:
+    def connect(self) -> ClientStream | None:
+        """Open a connection; None if nothing listens."""
+        if self.node is None:
             return None
         cable = Cable(self._network, self.clock.now_ms)
         try:
-            running.arrivals.send_nowait(cable)
+            self._arrivals.send_nowait(cable)
         except (trio.WouldBlock, trio.BrokenResourceError):
             return None
         self.cables = [one for one in self.cables if one.ended_s is None]
@@ -181,14 +178,25 @@ class Host:
         self.disk.restart()
 
     async def stop(self) -> None:
-        """Stop the process cleanly, as an operator does. It ends when its brokers have stopped."""
-        for running in list(self.running.values()):
-            running.broker.stop()
+        """Stop the process cleanly, as an operator does. It ends when its node has stopped."""
+        if self.node is not None:
+            self.node.stop()
         for _ in range(_STOP_LOOKS):
-            if not self.running:
+            if self.node is None:
                 break
             await trio.sleep(0.5)
         await self.kill(power_failure=False, noticed=True)
+
+    def lose(self) -> None:
+        """Lose the machine while the process is down: the next start has an empty disk."""
+        self.disk.lose()
+        self._machine += 1
+        self._describe()
+
+    def _describe(self) -> None:
+        """Give the data directory its identity, which a lost machine takes with it."""
+        self.identity = Identity(f"{self._machine:032x}", self.name, self.name)
+        (self.disk.root / "broker.id").write_text(self.identity.owner_id + "\n")
 
     def pause(self) -> None:
         self.process.pause()

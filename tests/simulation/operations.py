@@ -57,7 +57,7 @@ class Publisher:
         unknown = False
         for _ in range(_TRIES):
             try:
-                async with self._world.connect(self._world.bundle_of(self._topic)) as client:
+                async with self._world.connect() as client:
                     producer = await client.producer(self._topic, name=self._name)
                     if self._name and producer.next_sequence < self._sequence:
                         self._history.surprises.append(
@@ -112,7 +112,7 @@ class Amender:
         if self._rng.random() < 0.5:
             due_ms = now_ms + random_delay_ms(self._rng, max(end_ms - now_ms, 0))
         try:
-            async with self._world.connect(self._world.bundle_of(message.topic)) as client:
+            async with self._world.connect() as client:
                 if due_ms is None:
                     await amend(self._history, client, message, None, client.cancel, "cancelled")
                 else:

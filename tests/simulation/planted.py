@@ -1,4 +1,4 @@
-"""Ten bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
+"""Twelve bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
 
 The broker itself has no switch for bugs: ``planted`` puts the wrong function in its place while a
 ``with`` block runs.
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.node.balancer import Balancer, Situation
 from escapement.broker.subscription.delivery.in_flight import InFlight
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
@@ -56,7 +57,6 @@ def _manifest_swapped_before_fsync(replace: Replace) -> None:
             temporary.rename(self._path)
             sync_directory(self._path.parent)
             with self._path.open("rb") as file:
-                self._failpoint("manifest renamed")
                 os.fsync(file.fileno())
             self.current = manifest
 
@@ -138,6 +138,21 @@ def _generation_dropped_too_early(replace: Replace) -> None:
     replace(Forgetter, "_emptied", emptied)
 
 
+def _deliveries_forgotten_at_hand_over(replace: Replace) -> None:
+    """A clean stop does not record the messages in flight. The next owner delivers them again."""
+    replace(Subscription, "stop", lambda self, now_ms: None)
+
+
+def _draining_node_keeps_bundles(replace: Replace) -> None:
+    """A node that is draining releases nothing."""
+    usual = Balancer._released
+
+    def released(self: Balancer, seen: Situation, nodes: list[str], takes: bool) -> list[int]:
+        return usual(self, seen, nodes, takes) if self._node_id in nodes else []
+
+    replace(Balancer, "_released", released)
+
+
 BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "ack forgotten at checkpoint": _ack_forgotten_at_checkpoint,
     "manifest swapped before fsync": _manifest_swapped_before_fsync,
@@ -149,6 +164,8 @@ BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "cancel racing hand-over": _cancel_racing_hand_over,
     "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
     "generation dropped one too early": _generation_dropped_too_early,
+    "deliveries forgotten at hand-over": _deliveries_forgotten_at_hand_over,
+    "draining node keeps bundles": _draining_node_keeps_bundles,
 }
 
 

@@ -20,7 +20,9 @@ from histories.storing import unfinished
 from simulation.alarms import alarms
 from simulation.clocks import HOUR_S, stretched
 from simulation.consuming import Subscriber
+from simulation.inspection import findings, unbalanced
 from simulation.operations import Amender, Publisher
+from simulation.operator import Operator
 from simulation.pausing import pausable
 from simulation.troubles import Troubles
 from simulation.world import ACK_WAIT_MS, World, simulated_world
@@ -48,8 +50,8 @@ _MEAN_S: Final = 32 * HOUR_S
 # Healthy time until all messages must be acknowledged: longer than two leases and some retries.
 _DRAIN_DAYS: Final = 6
 _MOST_DAYS: Final = 60
-# Other counts of the history have these deliveries and messages, too.
-_NO_OPERATIONS: Final = {"delivered again", "dead letters"}
+# Other counts of the history have these deliveries and messages, too, or no client caused them.
+_NO_OPERATIONS: Final = {"delivered again", "dead letters", "bundles taken"}
 
 
 @dataclass
@@ -129,6 +131,7 @@ async def _live(
                 consuming.start_soon(subscriber.run)
             async with trio.open_nursery() as troubled:
                 troubled.start_soon(troubles.run)
+                troubled.start_soon(Operator(world).run)
                 async with trio.open_nursery() as publishing:
                     for topic in _TOPICS:
                         publishing.start_soon(Publisher(world, topic, "named", _MEAN_S).run, end_ms)
@@ -140,7 +143,10 @@ async def _live(
                 subscriber.careful = True
             await _drain(world)
             report.violations += _violations(world, drained=True)
+            report.violations += await unbalanced(world)
             consuming.cancel_scope.cancel()
+        if not report.violations:
+            report.violations += await findings(world)
 
 
 async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
@@ -162,12 +168,12 @@ def _violations(world: World, *, drained: bool) -> list[str]:
 
 async def _set_up(world: World) -> None:
     """Create the topics and their subscriptions, and let the log forget early."""
-    async with world.connect(0) as client:
+    async with world.connect() as client:
         name = "public/default"
         await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
     for topic, names in _TOPICS.items():
-        async with world.connect(world.bundle_of(topic)) as client:
+        async with world.connect() as client:
             for name, kind in names.items():
                 await client.admin(
                     "subscriptions.create",
@@ -196,7 +202,7 @@ async def _list_dead_letters(world: World) -> None:
     """Note the dead letters of the subscription that has some."""
     try:
         topic = f"{PLAIN}-{WITH_DEAD_LETTERS}-DLQ"
-        async with world.connect(world.bundle_of(topic)) as client:
+        async with world.connect() as client:
             await list_dead_letters(
                 world.history, client, PLAIN, WITH_DEAD_LETTERS, dead_letter_topic=topic
             )

@@ -70,7 +70,7 @@ class Troubles:
     def _host(self) -> Host | None:
         """Return a process that runs, more often one that owns a bundle."""
         up = [host for host in self._world.hosts if host.is_up and not host.process.paused]
-        owners = [host for host in up if host.running]
+        owners = [host for host in up if host.brokers]
         some = owners if owners and self._rng.random() < 0.8 else up
         return self._rng.choice(some) if some else None
 
@@ -79,7 +79,7 @@ class Troubles:
             return
         await host.kill(power_failure=power_failure, noticed=self._rng.random() < 0.6)
         if lost or self._rng.random() < 0.15:
-            host.disk.lose()
+            host.lose()
         await self._restart_later(host)
 
     async def _restart_later(self, host: Host) -> None:
@@ -170,20 +170,20 @@ class Troubles:
     async def _checkpoint(self) -> None:
         """Write a checkpoint, and often end the process while a file is being synced."""
         host = self._host()
-        if host is None or not host.running:
+        if host is None or host.tasks is None or not host.brokers:
             return
-        running = host.running[self._rng.choice(sorted(host.running))]
+        broker = self._rng.choice(host.brokers)
 
         async def write() -> None:
             try:
-                await running.broker.checkpoint()
+                await broker.checkpoint()
             except EscapementError as error:
                 if not host.calls.dead and not error.retryable and not host.disk.failed:
                     raise
 
         host.calls.slow_share = 1.0
         host.disk.hold(self._rng.randint(1, _SYNCS))
-        running.nursery.start_soon(write)
+        host.tasks.start_soon(write)
         for _ in range(_LOOKS):
             await trio.sleep(0.05)
             if host.disk.is_holding or not host.is_up:

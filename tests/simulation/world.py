@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,16 @@ import trio
 import trio.testing
 
 import escapement
-from escapement.broker.broker import BrokerConfig
+from escapement.broker.broker import Broker, BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.client.connect import Connecting
+from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.lines import Lines
+from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
-from escapement.names import TopicName
 from escapement.storage import schema
-from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.bundles import set_bundle_count
 from histories.history import History
 from simulation.calls import Threads
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
@@ -42,7 +45,9 @@ _LIMITS: Final = BrokerLimits(
     window_messages=16,
     sparse_generation_bytes=4096,
 )
-# How long it takes to notice that no broker listens.
+# The share of clients that may know some addresses only, and learn the others from brokers.
+_PARTIAL_SHARE: Final = 0.3
+# How long it takes to notice that no process listens.
 _REFUSAL_S: Final = (5.0, 50.0)
 # How often to look, each minute, whether all brokers have started.
 _STARTING_LOOKS: Final = 600
@@ -66,7 +71,7 @@ class World:
         self.server = Server(root / "log.sqlite3", self.clock.now_ms, self.chance("database"))
         self.threads = Threads()
         self.history = History(self.clock)
-        self.bundles = self.rng.choice([1, 1, 1, 2])
+        self.bundles = self.rng.choice([1, 1, 2, 3, 4])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
     def chance(self, name: str) -> random.Random:
@@ -88,45 +93,36 @@ class World:
             self.threads,
             WallClock(self.clock, skew_ms),
             config,
-            self.bundles,
             self.chance(f"host{number}"),
+            self._taken,
             lambda host, error: self.history.end(host.name, error),
         )
 
-    def bundle_of(self, topic: str) -> int:
-        return bundle_of_name(TopicName.parse(topic).full, self.bundles)
+    def _taken(self, broker: Broker) -> None:
+        self.history.counts["bundles taken"] += 1
 
-    def owner(self, bundle_id: int) -> Host | None:
-        """Return a process that runs a broker of a bundle and is not paused."""
-        running = [h for h in self.hosts if bundle_id in h.running and not h.process.paused]
-        return self.rng.choice(running) if running else None
+    def connect(self) -> AbstractAsyncContextManager[escapement.Broker]:
+        """Connect a client, which knows the addresses of all processes or of some."""
+        known = self.rng.sample(self.hosts, len(self.hosts))
+        if self.rng.random() < _PARTIAL_SHARE:
+            known = known[: self.rng.randint(1, len(known))]
+        addresses = Addresses.parse("escapement://" + ",".join(host.address for host in known))
+        settings = replace(_SETTINGS, heartbeat_s=self.rng.uniform(2, 12) * HOUR_S)
+        return Connecting(Lines(self._dial, addresses, "", settings, TokenSource(None, None)))
 
-    def connect(self, bundle_id: int) -> AbstractAsyncContextManager[escapement.Broker]:
-        """Connect a client to the broker of a bundle, wherever it is."""
-        heartbeat_s = self.rng.uniform(2, 12) * HOUR_S
-        return escapement.connect(
-            "escapement://simulated",
-            stream_factory=self._dialling(bundle_id),
-            settings=replace(_SETTINGS, heartbeat_s=heartbeat_s),
-        )
-
-    def _dialling(self, bundle_id: int) -> Callable[[], object]:
-        async def dial() -> ClientStream:
-            await trio.sleep(0.001)
-            hosts = self.hosts[:]
-            self.rng.shuffle(hosts)
-            for host in hosts:
-                if (stream := host.connect(bundle_id)) is not None:
-                    return stream
+    async def _dial(self, address: Address) -> ClientStream:
+        await trio.sleep(0.001)
+        (host,) = (one for one in self.hosts if one.name == address.host)
+        if (stream := host.connect()) is None:
             await trio.sleep(self.rng.uniform(*_REFUSAL_S))
-            raise Disconnected("no broker listens, says the simulation")
-
-        return dial
+            raise Disconnected(f"{address} does not listen, says the simulation")
+        return stream
 
     async def until_served(self) -> None:
         """Wait until each bundle has a broker."""
         for _ in range(_STARTING_LOOKS):
-            if all(self.owner(bundle_id) for bundle_id in range(self.bundles)):
+            serving = {broker.bundle_id for host in self.hosts for broker in host.brokers}
+            if len(serving) == self.bundles:
                 return
             await trio.sleep(60)
         raise AssertionError("no broker has started")

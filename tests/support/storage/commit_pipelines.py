@@ -78,6 +78,7 @@ class FaultyEngine:
         self.after = after
         self.keep_lost = False  # a lost connection stays open, as behind a broken network
         self.kind = engine.kind
+        self.is_shared = engine.is_shared
         self.location = engine.location
         self.dialect = engine.dialect
         self.lock_wait_s = engine.lock_wait_s

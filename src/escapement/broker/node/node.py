@@ -216,7 +216,7 @@ class Node:
                     count,
                     self._bundles,
                 )
-        if self._engine.kind == "sqlite":
+        if not self._engine.is_shared:
             self._check_alone()
         self._membership.register()
 
@@ -350,7 +350,7 @@ class Node:
             with log_fields(bundle=bundle_id):
                 await bundle.run(patient=patient)
         except LeaseHeld as error:
-            if self._engine.kind == "sqlite":
+            if not self._engine.is_shared:
                 raise
             _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
         finally:

@@ -173,6 +173,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def is_shared(self) -> bool:
+        """Whether brokers in several processes can use the database at the same time."""
+        ...
+
+    @property
     def location(self) -> str:
         """The address or path of the database for log lines, without the password."""
         ...

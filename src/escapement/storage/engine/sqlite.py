@@ -83,6 +83,7 @@ class SqliteEngine:
     """One SQLite database: ``SqliteEngine(path)`` or ``SqliteEngine.in_memory()``."""
 
     kind: Final = "sqlite"
+    is_shared: Final = False
     dialect: Final = DIALECT
     lock_wait_s: Final = BUSY_TIMEOUT_S
     max_lanes: Final = 1  # because SQLite has one write lock

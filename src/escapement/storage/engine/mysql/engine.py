@@ -99,6 +99,7 @@ class MysqlEngine:
     """One database on a MySQL or MariaDB server."""
 
     kind: Final = "mysql"
+    is_shared: Final = True
     dialect: Final = DIALECT
     lock_wait_s: Final = ROW_LOCK_WAIT_S
     max_lanes: Final = MAX_LANES
