@@ -28,28 +28,43 @@ class Killed(BaseException):
     """Raised inside a parked call when its process is killed."""
 
 
-class Turn:
-    """A lock for parked calls: one call has it, and others wait for their turn."""
+class Locks:
+    """The locks of the database server, by name. Calls that are parked wait for them.
+
+    A lock has one holder that has it alone, or several that share it.
+    """
 
     def __init__(self) -> None:
-        self.holder: object | None = None
+        self._holders: dict[str, dict[object, bool]] = {}  # whether each holder has it alone
         self._waiting: list[trio.Event] = []
         self._freed = False
 
+    @property
+    def are_free(self) -> bool:
+        return not any(self._holders.values())
+
+    def take(self, name: str, holder: object, *, alone: bool) -> bool:
+        """Take a lock, or take a shared one alone. Return whether that was possible."""
+        holders = self._holders.setdefault(name, {})
+        others = [is_alone for one, is_alone in holders.items() if one is not holder]
+        if any(others) or (alone and others):
+            return False
+        holders[holder] = alone or holders.get(holder, False)
+        return True
+
     def wait(self, seconds: float) -> None:
-        """Wait inside a call until the holder may have changed, or the time has passed."""
+        """Wait inside a call until a lock was freed, or the time has passed."""
         event = trio.Event()
         self._waiting.append(event)
         park(seconds, event)
 
     def free(self, holder: object) -> None:
-        """Free the lock if ``holder`` has it."""
-        if self.holder is holder:
-            self.holder = None
-            self._freed = True
+        """Free all locks of a holder."""
+        for holders in self._holders.values():
+            self._freed |= holders.pop(holder, None) is not None
 
     def wake(self) -> None:
-        """Wake the calls that wait, if the lock was freed. Call this in the event loop."""
+        """Wake the calls that wait, if a lock was freed. Call this in the event loop."""
         if self._freed:
             self._freed = False
             waiting, self._waiting = self._waiting, []
@@ -140,13 +155,13 @@ class Calls:
     """A runner (``storage/blocking.py``) for the calls of one process.
 
     Args:
-      turn: the lock that calls may have to wait for.
+      locks: the locks that calls may have to wait for.
     """
 
-    def __init__(self, threads: Threads, rng: random.Random, turn: Turn) -> None:
+    def __init__(self, threads: Threads, rng: random.Random, locks: Locks) -> None:
         self._threads = threads
         self._rng = rng
-        self._turn = turn
+        self._locks = locks
         self._waiting: dict[trio.CancelScope, None] = {}  # in a fixed order
         self.dead = False
         self.slow_share = SLOW_SHARE
@@ -155,7 +170,7 @@ class Calls:
         await trio.lowlevel.checkpoint()
         self._check_alive()
         slow = self._rng.random() < self.slow_share
-        if not slow and self._turn.holder is None:
+        if not slow and self._locks.are_free:
             return function(*arguments)
         if slow:
             await self._sleep(self._rng.uniform(0, _LONGEST_LATENCY_S), None)
@@ -163,12 +178,12 @@ class Calls:
         thread = self._threads.take()
         thread.begin(lambda: function(*arguments))
         thread.go_on()
-        self._turn.wake()
+        self._locks.wake()
         while not thread.is_over:
             await self._sleep(*thread.wish)
             thread.killed = self.dead
             thread.go_on()
-            self._turn.wake()
+            self._locks.wake()
         value, error = thread.value, thread.error
         self._threads.give_back(thread)
         await self._end_if_dead()

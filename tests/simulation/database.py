@@ -5,15 +5,19 @@ before it took effect, and a COMMIT also after it did. A connection can be lost,
 be aborted, and for some time the server can be out of reach, read-only, or slow. Committed rows are
 never lost.
 
-The server has one write lock, like SQLite. A transaction that waits for it longer than
-``lock_wait_s`` is aborted. A process that stops inside a transaction keeps the lock until its
-connection is killed. Reads see committed rows.
+The server has one write lock, like SQLite. A transaction takes it before its first write, or
+before it locks a row. The tables ``leases`` and ``brokers`` have a lock each, which transactions
+share that lock a row in share mode. So until its first write, a transaction that has checked its
+lease overlaps with others, and its reads see what they commit meanwhile. A transaction that waits
+for a lock longer than ``lock_wait_s`` is aborted. A process that stops inside a transaction keeps
+its locks until its connection is killed. Reads see committed rows.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,20 +27,25 @@ from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailabl
 from escapement.storage.engine.base import Connection, Params, Result, Row, Step, TransactionAborted
 from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.engine.sqlite import DIALECT, SqliteConnection, SqliteEngine
-from simulation.calls import Turn, may_park, park
+from simulation.calls import Locks, may_park, park
 
 _WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "ALTER", "DROP")
+# Comments of the SQL that lock rows, in place of the words of a server.
+_SHARE: Final = " /* FOR SHARE */"
+_UPDATE: Final = " /* FOR UPDATE */"
+_WITH_LOCKS: Final = re.compile(r"\b(?:FROM|INTO|UPDATE) (leases|brokers)\b")
+_WRITE_LOCK: Final = "write"
 _LONGEST_STEP_S: Final = 0.05
 
 
 @dataclass
 class Faults:
-    """The probability of each fault of a step; all 0 in a healthy database."""
+    """The probability of each fault of a step. Only the last occurs in a healthy database."""
 
     lost: float = 0.0  # the connection is lost before the step
     aborted: float = 0.0  # the transaction is aborted
     no_reply: float = 0.0  # COMMIT gets no reply; half of them took effect
-    slow: float = 0.0  # the step takes a random time, if its call can wait
+    slow: float = 0.1  # the step takes a random time, if its call can wait
 
 
 class Server:
@@ -46,12 +55,12 @@ class Server:
         self.engine = SqliteEngine(path)
         self.now_ms = now_ms
         self.rng = rng
-        self.turn = Turn()
+        self.locks = Locks()
         self.faults = Faults()
         self.read_only = False
         self.ids = itertools.count(1)
         self.connections: dict[int, SimulatedConnection] = {}
-        self.counts = dict.fromkeys(("lost", "aborted", "no reply", "steps"), 0)
+        self.counts = dict.fromkeys(("lost", "aborted", "no reply", "steps", "lock waits"), 0)
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.rng.random() < probability
@@ -71,7 +80,9 @@ class SimulatedEngine:
     location: Final = "the simulated database"
     lock_wait_s: Final = 5
     max_lanes: Final = 2
-    dialect: Final = replace(DIALECT, now_ms="simulated_now_ms()")
+    dialect: Final = replace(
+        DIALECT, now_ms="simulated_now_ms()", share_lock=_SHARE, update_lock=_UPDATE
+    )
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -96,7 +107,7 @@ class SimulatedEngine:
         self.is_reachable = False
         for connection in sorted(self._open, key=lambda one: one.id):
             connection.lose()
-        self._server.turn.wake()
+        self._server.locks.wake()
 
     def forget(self, connection: SimulatedConnection) -> None:
         self._open.discard(connection)
@@ -117,49 +128,62 @@ class SimulatedConnection:
         self.id = next(server.ids)
         server.connections[self.id] = self
         self._in_transaction = False
+        self._begun = False  # whether SQLite is in a transaction
 
     @property
     def ended(self) -> bool:
         return self._inner.ended
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
-        alone = not self._in_transaction and sql.lstrip().upper().startswith(_WRITES)
         self._step(sql)
-        if alone:
-            self._take_turn()
+        self._lock_for(sql)
         try:
             return self._inner.execute(sql, params, into)
         finally:
-            if alone:
-                self._server.turn.free(self)
+            if not self._in_transaction:
+                self._server.locks.free(self)
 
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         self._step(sql)
+        assert self._in_transaction, "execute_many outside a transaction"
+        self._lock_for(sql)
         return self._inner.execute_many(sql, rows)
 
     def execute_all(self, steps: Sequence[Step]) -> list[Row]:
+        self._check()
+        assert self._in_transaction, "execute_all outside a transaction"
         for step in steps:
             self._step(step.sql)
+            self._lock_for(step.sql)
+        if not self._begun:  # there are only reads
+            rows = [(sql, params) for sql, some in steps for params in some]
+            return [row for sql, params in rows for row in self._inner.execute(sql, params).rows]
         return self._inner.execute_all(steps)
 
     def begin(self) -> None:
         assert not self._in_transaction, "begin inside a transaction"
         self._step("BEGIN")
-        self._take_turn()
-        self._inner.begin()
         self._in_transaction = True
+        if not may_park():  # no other call of the simulation runs meanwhile
+            try:
+                self._lock_all()
+            except TransactionAborted:
+                self._end_transaction()
+                raise
 
     def snapshot(self) -> None:
         assert not self._in_transaction, "snapshot inside a transaction"
         self._step("SELECT")
         self._inner.snapshot()
-        self._in_transaction = True
+        self._in_transaction = self._begun = True
 
     def commit(self) -> None:
         self._step("COMMIT")
+        assert self._in_transaction, "commit without a transaction"
         lost = self._server.chance(self._server.faults.no_reply)
         if not lost or self._server.chance(0.5):
-            self._inner.commit()
+            if self._begun:
+                self._inner.commit()
             self._end_transaction()
         if lost:
             self._server.counts["no reply"] += 1
@@ -182,22 +206,38 @@ class SimulatedConnection:
         self._engine.forget(self)
 
     def _end_transaction(self) -> None:
-        self._in_transaction = False
-        self._server.turn.free(self)
+        self._in_transaction = self._begun = False
+        self._server.locks.free(self)
 
-    def _take_turn(self) -> None:
-        """Take the write lock of the server, or wait for it if the call can wait."""
-        turn = self._server.turn
-        if may_park():
-            waited_until_ms = self._server.now_ms() + 1000 * self._engine.lock_wait_s
-            while turn.holder is not None:
-                left_ms = waited_until_ms - self._server.now_ms()
-                if left_ms <= 0:
-                    raise TransactionAborted("the write lock is taken, says the simulation")
-                turn.wait(left_ms / 1000)
-                self._check()
-        if turn.holder is None:
-            turn.holder = self
+    def _lock_for(self, sql: str) -> None:
+        """Take the locks that a statement needs, or wait for them if the call can wait."""
+        writes = not sql.lstrip().startswith("SELECT")  # or begins a savepoint
+        locks = writes or _SHARE in sql or _UPDATE in sql
+        if locks and (found := _WITH_LOCKS.search(sql)):
+            self._lock(found[1], alone=_SHARE not in sql)
+            locks = writes
+        if locks:
+            self._lock_all()
+
+    def _lock_all(self) -> None:
+        """Take the write lock, and let SQLite begin the transaction, if there is one."""
+        if not self._begun:
+            self._lock(_WRITE_LOCK, alone=True)
+            if self._in_transaction:
+                self._inner.begin()
+                self._begun = True
+
+    def _lock(self, name: str, *, alone: bool) -> None:
+        locks = self._server.locks
+        until_ms = self._server.now_ms() + 1000 * self._engine.lock_wait_s
+        while not locks.take(name, self, alone=alone) and may_park():
+            left_ms = until_ms - self._server.now_ms()
+            if left_ms <= 0:
+                self.rollback()
+                raise TransactionAborted(f"the lock {name} is taken, says the simulation")
+            self._server.counts["lock waits"] += 1
+            locks.wait(left_ms / 1000)
+            self._check()
 
     def _wait(self) -> None:
         if may_park() and self._server.chance(self._server.faults.slow):

@@ -74,7 +74,7 @@ class Host:
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self._arrivals, _ = trio.open_memory_channel[Cable](0)
-        self.calls = Calls(threads, rng, server.turn)
+        self.calls = Calls(threads, rng, server.locks)
         self.engine = SimulatedEngine(server)
 
     @property
@@ -89,7 +89,7 @@ class Host:
         assert not self.is_up
         self.is_up = True
         self.process = Process()
-        self.calls = Calls(self._threads, self._rng, self._server.turn)
+        self.calls = Calls(self._threads, self._rng, self._server.locks)
         self.engine = SimulatedEngine(self._server)
         self._scope, self._ended = trio.CancelScope(), trio.Event()
         nursery.start_soon(self._live)
