@@ -8,14 +8,17 @@ else wakes it, or when its process is killed.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final, TypeVar
 
 import trio
 
 from escapement.errors import StorageUnavailable
+from escapement.storage import members
+from escapement.storage.members import Member
 
 T = TypeVar("T")
 
@@ -29,13 +32,13 @@ class Killed(BaseException):
 
 
 class Locks:
-    """The locks of the database server, by name. Calls that are parked wait for them.
+    """The locks that parked calls wait for, by name: those of the database server, and mutexes.
 
     A lock has one holder that has it alone, or several that share it.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[str, dict[object, bool]] = {}  # whether each holder has it alone
+        self._holders: dict[Hashable, dict[object, bool]] = {}  # whether each holder has it alone
         self._waiting: list[trio.Event] = []
         self._freed = False
 
@@ -43,7 +46,7 @@ class Locks:
     def are_free(self) -> bool:
         return not any(self._holders.values())
 
-    def take(self, name: str, holder: object, *, alone: bool) -> bool:
+    def take(self, name: Hashable, holder: object, *, alone: bool) -> bool:
         """Take a lock, or take a shared one alone. Return whether that was possible."""
         holders = self._holders.setdefault(name, {})
         others = [is_alone for one, is_alone in holders.items() if one is not holder]
@@ -70,6 +73,33 @@ class Locks:
             waiting, self._waiting = self._waiting, []
             for event in waiting:
                 event.set()
+
+
+class Mutex:
+    """A lock in a process that a call keeps while it waits for the database."""
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self._holder = object()
+
+    def __enter__(self) -> None:
+        holder = object()
+        while not self._locks.take(self, holder, alone=True):
+            self._locks.wait(float("inf"))
+        self._holder = holder
+
+    def __exit__(self, *error: object) -> None:
+        self._locks.free(self._holder)
+
+
+@contextlib.contextmanager
+def waiting_members(locks: Locks) -> Iterator[None]:
+    """Let the calls of a process wait for its row in ``brokers``, inside the ``with`` block."""
+    members.Member = lambda *fields: Member(*fields, lock=Mutex(locks))  # type: ignore
+    try:
+        yield
+    finally:
+        members.Member = Member  # type: ignore[misc]
 
 
 class _Thread(threading.Thread):

@@ -1,4 +1,4 @@
-"""Twelve bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
+"""Eleven bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
 
 The broker itself has no switch for bugs: ``planted`` puts the wrong function in its place while a
 ``with`` block runs.
@@ -138,11 +138,6 @@ def _generation_dropped_too_early(replace: Replace) -> None:
     replace(Forgetter, "_emptied", emptied)
 
 
-def _deliveries_forgotten_at_hand_over(replace: Replace) -> None:
-    """A clean stop does not record the messages in flight. The next owner delivers them again."""
-    replace(Subscription, "stop", lambda self, now_ms: None)
-
-
 def _draining_node_keeps_bundles(replace: Replace) -> None:
     """A node that is draining releases nothing."""
     usual = Balancer._released
@@ -164,7 +159,6 @@ BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "cancel racing hand-over": _cancel_racing_hand_over,
     "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
     "generation dropped one too early": _generation_dropped_too_early,
-    "deliveries forgotten at hand-over": _deliveries_forgotten_at_hand_over,
     "draining node keeps bundles": _draining_node_keeps_bundles,
 }
 

@@ -24,7 +24,7 @@ from escapement.errors import Disconnected
 from escapement.storage import schema
 from escapement.storage.bundles import set_bundle_count
 from histories.history import History
-from simulation.calls import Threads
+from simulation.calls import Threads, waiting_members
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
 from simulation.database import Server, SimulatedEngine
 from simulation.disk import simulated
@@ -139,7 +139,8 @@ async def simulated_world(
         schema.migrate(first)
         if world.bundles > 1:
             set_bundle_count(first, world.bundles)
-        with simulated([host.disk for host in world.hosts]):
+        disks = [host.disk for host in world.hosts]
+        with simulated(disks), waiting_members(world.server.locks):
             async with trio.open_nursery() as nursery:
                 for host in world.hosts:
                     host.start(nursery)
