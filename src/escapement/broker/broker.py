@@ -362,6 +362,11 @@ class Broker:
 
     # -- requests of sessions and operators ------------------------------------
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the lease of the bundle."""
+        return self._keeper.lease.epoch
+
     def holds_lease(self) -> bool:
         """Return whether the lease is valid, so that no other broker can deliver messages yet."""
         return self._keeper.held

@@ -17,8 +17,8 @@ class Place(NamedTuple):
 
     Attributes:
       address: ``host:port``; "" if no owner is known.
-      epoch: the epoch of its lease; 0 if it is not known. Clients ignore a place whose epoch is
-        lower than one that they have heard of.
+      epoch: the epoch of the bundle in the database; 0 if it is not known. Clients ignore a place
+        whose epoch is lower than one that they have heard of.
     """
 
     address: str
@@ -43,8 +43,8 @@ class Directory(Protocol):
     def owner_of(self, bundle_id: int) -> Place:
         """Return where clients find the broker of a bundle, now or soon.
 
-        While the broker of a bundle stops, this is the next owner if it is known. The epoch is then
-        the one that the next owner will have, the broker's own epoch plus 1.
+        While the broker of a bundle stops, the address is that of the next owner if it is known.
+        The epoch is never a guess: the next owner may be another one, or none for a while.
         """
         ...
 

@@ -74,10 +74,11 @@ LIMIT_BATCH_BYTES: Final = "max_batch_bytes"
 LIMIT_DELAY_MS: Final = "max_delay_ms"
 # Only a broker that knows replace keys announces it.
 LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
-# The number of bundles, and the bundle of the connection. Only a broker of a database with several
-# bundles announces them.
+# The number of bundles, the bundle of the connection, and the epoch of its broker's lease. Only a
+# broker of a database with several bundles announces them.
 LIMIT_BUNDLES: Final = "bundles"
 LIMIT_BUNDLE: Final = "bundle"
+LIMIT_EPOCH: Final = "epoch"
 
 # The keys of the map ``Hello.features``. A client that understands Moved sends 1.
 FEATURE_MOVED: Final = "moved"

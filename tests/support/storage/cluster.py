@@ -141,7 +141,7 @@ class Cluster:
         """Stop the broker of a bundle cleanly. Its clients hear who the successor will be."""
         place = self._places[bundle_id]
         node = self.nodes[place.address]
-        self._places[bundle_id] = Place(successor, place.epoch + 1)
+        self._places[bundle_id] = Place(successor, place.epoch)
         broker = node.brokers.pop(bundle_id)
         broker.stop()
         await broker.stopped.wait()
@@ -150,7 +150,7 @@ class Cluster:
         """End the broker of a bundle at once, without saving anything, as a kill does."""
         place = self._places[bundle_id]
         broker = self.nodes[place.address].brokers.pop(bundle_id)
-        self._places[bundle_id] = Place("", place.epoch + 1)
+        self._places[bundle_id] = Place("", place.epoch)
         self._incarnations[bundle_id].cancel()
         await broker.stopped.wait()
 
@@ -188,7 +188,7 @@ class Cluster:
         bundle_id = broker.bundle_id
         async with trio.open_nursery() as nursery:
             await nursery.start(node.front.run_broker, broker)
-            place = Place(node.address, self._places[bundle_id].epoch or 1)
+            place = Place(node.address, self._places[bundle_id].epoch + 1)
             self._places[bundle_id], node.brokers[bundle_id] = place, broker
             task_status.started()
 

@@ -46,6 +46,7 @@ from escapement.protocol.limits import (
     LIMIT_BUNDLE,
     LIMIT_BUNDLES,
     LIMIT_DELAY_MS,
+    LIMIT_EPOCH,
     LIMIT_FRAME_BYTES,
     LIMIT_REPLACE_KEYS,
     MAX_BATCH_MESSAGES,
@@ -267,7 +268,8 @@ class Session:
             LIMIT_REPLACE_KEYS: self._limits.replace_keys,
         }
         if chosen.directory.count > 1:
-            limits |= {LIMIT_BUNDLES: chosen.directory.count, LIMIT_BUNDLE: chosen.bundle_id}
+            limits[LIMIT_BUNDLES] = chosen.directory.count
+            limits |= {LIMIT_BUNDLE: chosen.bundle_id, LIMIT_EPOCH: chosen.epoch}
         identity = chosen.identity
         self._outbound.send(
             wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)

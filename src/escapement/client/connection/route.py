@@ -17,7 +17,8 @@ from escapement.protocol.limits import FEATURE_BUNDLE, FEATURE_MOVED
 # Opens a byte stream to an address.
 Dial = Callable[[Address], Awaitable[Stream]]
 
-# How often one search follows news about the owner. Each has a higher epoch, or adds an address.
+# How often one search tries an address again. Each time, news have a higher epoch, or an address
+# where none was known.
 _MOST_MOVES: Final = 8
 
 
@@ -62,6 +63,8 @@ class Route:
     async def open(self, token: str) -> Link:
         """Open a link: try each known address once, and what their brokers name.
 
+        After a failed attempt, the next one believes brokers that name lower epochs.
+
         Raises:
           Unauthenticated: if a broker refuses the token. No other is tried.
           NoOwner: if a broker answers, and no broker serves the bundle at the moment.
@@ -80,7 +83,7 @@ class Route:
                 errors[str(error)] = error
                 continue
             if isinstance(found, Link):
-                bundle = self._places.welcomed(found.welcome.limits)
+                bundle = self._places.welcomed(found.welcome.limits, address)
                 self.bundle = bundle if self.bundle is None else self.bundle
                 self._last = address
                 return found
@@ -92,6 +95,8 @@ class Route:
                 tried.discard(next(self._places.candidates(found.bundle, None)))
             if self.bundle is None:
                 self.bundle = found.bundle
+        if self.bundle is not None:
+            self._places.doubt(self.bundle)
         reason = _one_of(errors)
         raise NoOwner(str(reason)) if answered and isinstance(reason, Disconnected) else reason
 

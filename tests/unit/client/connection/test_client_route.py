@@ -5,15 +5,17 @@ from __future__ import annotations
 import anyio.lowlevel
 import pytest
 
+from escapement.broker.node.node_directory import NodeDirectory
 from escapement.client.connection.address import Address, Addresses
 from escapement.client.connection.link import Stream
 from escapement.client.connection.places import Places
-from escapement.client.connection.route import Route
+from escapement.client.connection.route import NoOwner, Route
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, EscapementError, ShuttingDown, Unauthenticated
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
+from escapement.storage.ownership import LiveBroker, Ownership
 from support.client_peer import on_both
 
 WELCOME = wire.Welcome(PROTOCOL_VERSION, "b", "0", {"bundles": 3, "bundle": 2})
@@ -25,13 +27,13 @@ class Net:
     def __init__(self, **answers: list[wire.Command]) -> None:
         self.dialled: list[str] = []
         self.hellos: list[wire.Hello] = []
-        self._answers = answers
+        self.answers = answers
 
     async def dial(self, address: Address) -> Stream:
         self.dialled.append(address.host)
-        if address.host not in self._answers:
+        if address.host not in self.answers:
             raise OSError("no route")
-        answers = self._answers[address.host]
+        answers = self.answers[address.host]
         return Answering(self.hellos, answers.pop(0) if len(answers) > 1 else answers[0])
 
 
@@ -95,6 +97,40 @@ async def test_brokers_that_point_at_each_other_end_the_attempt() -> None:
     with pytest.raises(Disconnected, match="does not own bundle 2"):
         await route(net, "escapement://a", 2).open("")
     assert len(net.dialled) <= 10
+
+
+@on_both
+async def test_after_a_failed_round_a_lower_epoch_is_believed() -> None:
+    """B8: the client remembers a wrong place, at which it fails. It is not stuck there."""
+    answers = [None, refused(ShuttingDown("")), wire.Moved(0, 2, "", 2), wire.Moved(0, 2, "a", 7)]
+    for answer in answers:
+        net = Net(a=[wire.Moved(0, 2, "c", 7), wire.Moved(0, 2, "b", 2)], b=[WELCOME])
+        if answer is not None:
+            net.answers["c"] = [answer]
+        found = route(net, "escapement://a", 2)
+        with pytest.raises(EscapementError):
+            await found.open("")
+        assert "b" not in net.dialled
+        await found.open("")
+        assert net.dialled[-1] == "b"
+
+
+@on_both
+async def test_news_about_an_expired_owner_do_not_blind_a_client() -> None:
+    """B8: the owner renews late, in the same epoch, and the client finds it in its next attempt."""
+    seen = NodeDirectory("a")
+    nodes = {one: LiveBroker(one, "", one, f"{one}:7650", False, 1000) for one in "abc"}
+    expired = {one: nodes[one] for one in "ac"}
+    seen.learn(expired, {2: Ownership(2, "b", "", 5, free=True)})
+    during = wire.Moved(0, 2, *seen.owner_of(2))
+    seen.learn(nodes, {2: Ownership(2, "b", "", 5, free=False)})
+    after = wire.Moved(0, 2, *seen.owner_of(2))
+    net = Net(a=[during, after], b=[WELCOME])
+    found = route(net, "escapement://a", 2)
+    with pytest.raises(NoOwner):
+        await found.open("")
+    await found.open("")
+    assert net.dialled == ["a", "a", "b"]
 
 
 @on_both
