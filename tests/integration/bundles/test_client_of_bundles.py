@@ -11,12 +11,13 @@ import trio
 import trio.testing
 
 import escapement
+from escapement.broker.broker import Broker
 from escapement.errors import Disconnected, NotFound
 from escapement.protocol import commands as wire
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 from support.storage.bundle_brokers import full
-from support.storage.cluster import cluster, connected, named, result, settle
+from support.storage.cluster import Cluster, cluster, connected, named, result, settle
 
 
 async def stored(client: escapement.Broker, topic: str) -> list[bytes]:
@@ -27,6 +28,10 @@ async def stored(client: escapement.Broker, topic: str) -> list[bytes]:
 def links(client: escapement.Broker) -> dict[int | None, bool]:
     """Return the bundles of a client's lines, and whether each is connected."""
     return {line.bundle: line.link is not None for line in client._lines}
+
+
+def brokers_of(found: Cluster, address: str) -> list[Broker]:
+    return list(found.nodes[address].brokers.values())
 
 
 async def test_a_client_uses_topics_of_all_bundles_through_one_address(
@@ -214,6 +219,55 @@ async def test_requests_of_administration_wait_for_the_next_owner(
             await found.start(1, "a:7650")
             await settle(found, lambda: len(answers) == 2)
         assert answers[0]["topic"] == full(topic)
+
+
+async def test_lookups_do_not_wait_for_the_bundle_of_the_first_connection(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: its broker has crashed. Any other one answers, also one of several lookups at once."""
+    async with cluster(sqlite, tmp_path) as found, connected(found, "a", "b") as client:
+        topics = named(found, 1, 3)
+        await found.crash(0)
+        await settle(found, lambda: links(client) == {0: False})
+        producers: list[escapement.Producer] = []
+
+        async def open_producer(topic: str) -> None:
+            producers.append(await client.producer(topic))
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(open_producer, topic)
+            await settle(found, lambda: len(producers) == 3)
+        assert links(client) == {0: False, 1: True}
+        # The connection of the first lookup has ended.
+        counts = [found.nodes["b:7650"].front.count_of(one) for one in brokers_of(found, "b:7650")]
+        assert counts == [1]
+
+
+async def test_lookups_end_with_the_client_and_after_their_time(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: no broker answers."""
+    async with cluster(sqlite, tmp_path) as found:
+        async with connected(found, "a", "b") as client:
+            for bundle in (0, 1):
+                await found.crash(bundle)
+            await settle(found, lambda: links(client) == {0: False})
+            refusals: list[str] = []
+
+            async def open_producer() -> None:
+                with pytest.raises(Disconnected) as refusal:
+                    await client.producer(*named(found, 1))
+                refusals.append(str(refusal.value))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_producer)
+                await found.clock.advance(seconds=29)
+                assert not refusals
+                await settle(found, lambda: bool(refusals))
+            assert "does not own bundle" in refusals[0]
+        with pytest.raises(Disconnected, match="closed by this side"):
+            await client.producer(*named(found, 1))
 
 
 async def test_stale_news_about_an_owner_are_ignored(

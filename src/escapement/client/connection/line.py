@@ -98,6 +98,7 @@ class Line:
         self.closed: EscapementError | None = None
         self._route = route
         self._token_source = token_source
+        self._scope: anyio.CancelScope | None = None  # of ``run``
         self._linked = Promise()  # settles when the next link is up
         self._refusal: EscapementError | None = None  # of the last attempt to reconnect
         self._attachments: dict[int, Attachment] = {}
@@ -220,17 +221,27 @@ class Line:
 
     # -- connecting and closing ----------------------------------------------------
 
+    async def run(self, link: Link | None) -> None:
+        """Keep a link up and run the pump, until the line is closed.
+
+        Args:
+          link: the link that is up; None to connect first.
+        """
+        with anyio.CancelScope() as self._scope:
+            if self.closed is not None:
+                self._scope.cancel()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._pump)
+                await self._keep(link)
+
     async def connect(self) -> Link:
         """Open a new link in one attempt. Raises the errors of ``Route.open``."""
         return await self._route.open(self._token_source.read())
 
-    async def keep(self, link: Link | None) -> None:
+    async def _keep(self, link: Link | None) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled.
 
         It also ends, and closes the line for good, if the broker refuses the client's token.
-
-        Args:
-          link: the link that is up; None to connect first.
         """
         pause_s = 0.0
         while True:
@@ -267,7 +278,7 @@ class Line:
                     self._refusal = error  # callers that wait for a link have their own timeouts
             pause_s = self._retry.next_s(anyio.current_time())
 
-    async def pump(self) -> None:
+    async def _pump(self) -> None:
         """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled.
 
         Each turn ends with one write of all commands that were sent since the last one.
@@ -314,6 +325,8 @@ class Line:
             attachment._failed(error)
         self._attachments.clear()
         self._linked.settle()
+        if self._scope is not None:
+            self._scope.cancel()
 
     def up(self, link: Link) -> None:
         """Make ``link`` the current link, and let all attachments begin to use it."""

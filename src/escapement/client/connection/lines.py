@@ -70,6 +70,7 @@ class Lines:
         self._ids = count(1)
         self._tasks: TaskGroup | None = None
         self._bundles: dict[str, int] = {}  # of topics, by full name
+        self._connecting = anyio.Lock()  # held by the lookup that connects to any broker
         self.first = self._make(None)
         self._lines: dict[int, Line] = {}
 
@@ -111,7 +112,7 @@ class Lines:
             line = self._lines[bundle] = self._make(bundle)
             line.closed = self.closed
             if self._tasks is not None and self.closed is None:
-                self._run(self._tasks, line, None)
+                self._tasks.start_soon(line.run, None)
         return line
 
     async def bundles_of(self, topics: Sequence[str]) -> list[int]:
@@ -134,17 +135,48 @@ class Lines:
     async def _look_up(self, names: list[str]) -> list[int]:
         """Ask a broker for the bundles of topics, all together, until it answers."""
         deadline_s = anyio.current_time() + self.settings.request_timeout_s
+        retry = Retry(self.settings.reconnect_first_s, self.settings.reconnect_longest_s)
         while True:
-            line = next((line for line in self if line.link is not None), self.first)
             try:
-                owners = await _ask_all(line, names, deadline_s)
-            except Disconnected:
-                if self.closed is not None or anyio.current_time() >= deadline_s:
+                owners = await self._ask_any(names, deadline_s)
+            except EscapementError as error:
+                again_s = anyio.current_time() + retry.next_s(anyio.current_time())
+                if self.closed is not None or again_s >= deadline_s or not error.retryable:
                     raise
-                continue
-            for name, owner in zip(names, owners, strict=True):
-                self.note_bundle(name, owner.bundle)
-            return [owner.bundle for owner in owners]
+            else:
+                for name, owner in zip(names, owners, strict=True):
+                    self.note_bundle(name, owner.bundle)
+                return [owner.bundle for owner in owners]
+            await anyio.sleep_until(again_s)
+
+    async def _ask_any(self, names: list[str], until_s: float) -> list[wire.Owner]:
+        """Look up topics at a broker with a link; if none has one, at any that answers."""
+        async with self._connecting:
+            if (line := self._linked()) is None:
+                return await self._ask_other(names, until_s)
+        return await _ask_all(line, names, until_s)
+
+    async def _ask_other(self, names: list[str], until_s: float) -> list[wire.Owner]:
+        """Look up topics through a connection of its own, to the first broker that answers."""
+        if self.closed is not None:
+            raise copy(self.closed)
+        assert self._tasks is not None, "a lookup before the first connection"
+        line = self._make(None)
+        with anyio.CancelScope(deadline=until_s) as scope:
+            link = await line.connect()
+        if scope.cancelled_caught:
+            raise Disconnected("no broker answered in time")
+        line.up(link)
+        self._tasks.start_soon(line.run, link)
+        try:
+            return await _ask_all(line, names, until_s)
+        finally:
+            assert line.bundle is not None
+            self.of_bundle(line.bundle)  # begins to connect, for later lookups
+            line.close(Disconnected("the lookup has ended"))
+
+    def _linked(self) -> Line | None:
+        return next((line for line in self if line.link is not None), None)
 
     # -- connecting and closing --------------------------------------------------------
 
@@ -170,7 +202,7 @@ class Lines:
         self._lines[self.first.bundle] = self.first
         self._tasks = tasks
         self.first.up(link)
-        self._run(tasks, self.first, link)
+        tasks.start_soon(self.first.run, link)
 
     async def drain(self) -> None:
         """Wait until the brokers have answered all publishes and acks of all attachments."""
@@ -193,10 +225,6 @@ class Lines:
         return Line(
             route, self.settings, self._token_source, self.tracer, self._ids, self.of_bundle
         )
-
-    def _run(self, tasks: TaskGroup, line: Line, link: Link | None) -> None:
-        tasks.start_soon(line.keep, link)
-        tasks.start_soon(line.pump)
 
 
 async def _ask_all(line: Line, names: list[str], until_s: float) -> list[wire.Owner]:

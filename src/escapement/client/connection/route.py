@@ -35,7 +35,7 @@ class Route:
     Args:
       places: the addresses and owners, which all routes of a client share.
       name: the name of the client.
-      bundle: the bundle; None for that of the first broker that answers.
+      bundle: the bundle; None for that of the first broker that welcomes the client.
       described: what errors call the address; None for the address itself.
     """
 
@@ -72,6 +72,7 @@ class Route:
         """
         tried: set[Address] = set()
         errors: dict[str, EscapementError] = {}
+        named = set() if self.bundle is None else {self.bundle}
         moves, answered = 0, False
         while (address := self._next(tried)) is not None:
             tried.add(address)
@@ -93,10 +94,9 @@ class Route:
             if self._places.learn(found) and moves < _MOST_MOVES:
                 moves += 1
                 tried.discard(next(self._places.candidates(found.bundle, None)))
-            if self.bundle is None:
-                self.bundle = found.bundle
-        if self.bundle is not None:
-            self._places.doubt(self.bundle)
+            named.add(found.bundle)
+        for bundle in named:
+            self._places.doubt(bundle)
         reason = _one_of(errors)
         raise NoOwner(str(reason)) if answered and isinstance(reason, Disconnected) else reason
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import anyio.lowlevel
 import pytest
 
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.line import Line
 from escapement.client.connection.link import Stream
 from escapement.client.connection.places import Places
 from escapement.client.connection.route import NoOwner, Route
+from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, EscapementError, ShuttingDown, Unauthenticated
 from escapement.protocol import commands as wire
@@ -140,6 +144,30 @@ async def test_the_first_connection_takes_the_bundle_that_it_gets() -> None:
     await found.open("")
     assert (net.dialled, found.bundle) == (["a", "b"], 2)
     assert net.hellos[0].features == {"moved": 1}
+
+
+@on_both
+async def test_the_first_connection_follows_moved_to_any_bundle() -> None:
+    """B8: the owner of the bundle that a broker names is gone, and another broker answers."""
+    net = Net(a=[wire.Moved(0, 0, "gone", 4)], b=[WELCOME])
+    found = route(net, "escapement://a,b", None)
+    await found.open("")
+    assert (net.dialled, found.bundle) == (["a", "b"], 2)
+
+
+@on_both
+async def test_all_tasks_of_a_line_end_when_its_token_is_refused() -> None:
+    """B8: the client replaces such a line, so its tasks would add up."""
+    net = Net(a=[refused(Unauthenticated("who"))])
+
+    def other(bundle: int) -> Line:
+        raise AssertionError("the line needs no other")
+
+    way, source = route(net, "escapement://a", 0), TokenSource(None, None)
+    line = Line(way, Settings(), source, None, count(1), other)
+    with anyio.fail_after(60):
+        await line.run(None)
+    assert isinstance(line.closed, Unauthenticated)
 
 
 @on_both
