@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import escapement
+from escapement.check.check import Check
 from escapement.storage.bundles import set_bundle_count
 from escapement.storage.engine.open import open_engine
 from escapement.storage.schema import migrate
@@ -94,6 +95,12 @@ async def until_owned(at: BrokerProcess, wanted: dict[int, str]) -> None:
     with trio.fail_after(TIMEOUT_S):
         while not wanted.items() <= (await trio.to_thread.run_sync(owners, at)).items():
             pass
+
+
+def no_problem(data: Path, url: str) -> None:
+    """Check the log, and a data directory with old indexes of bundles of another node."""
+    with closing(open_engine(url, data)) as engine:
+        assert not [one for one in Check(engine, data).run() if one.is_bad]
 
 
 class Traffic:
@@ -179,6 +186,7 @@ async def test_bundles_move_and_drain_to_another_node_under_traffic(
             await trio.to_thread.run_sync(administer, first, "move", "3", here)
             await trio.to_thread.run_sync(administer, first, "move", "1", "--anywhere")
             await until_owned(first, {3: here})
+            await trio.to_thread.run_sync(no_problem, first.data, mysql_url)
             assert await trio.to_thread.run_sync(first.stop) == 0
             await until_owned(second, dict.fromkeys(range(bundles), there))
             added = await trio.to_thread.run_sync(administer, second, "bundles", str(bundles + 2))

@@ -172,6 +172,10 @@ class Membership:
     def drain(self) -> None:
         """Tell all other processes that this one wants no more bundles, with a renewal at once."""
         self._draining = True
+        self.renew_soon()
+
+    def renew_soon(self) -> None:
+        """Renew now, or after the renewal in progress, instead of at the usual time."""
         self._hurry.set()
 
     def watch(self, watch: Watch) -> None:

@@ -32,6 +32,7 @@ from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
+from escapement.broker.node.grace import Grace
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.runners import Runners
@@ -123,6 +124,7 @@ class Node:
         lease_ms = config.limits.lease_ms
         self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
+        self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
         self._owned: dict[int, OwnedBundle] = {}
@@ -162,7 +164,7 @@ class Node:
         wanted = wanted_bundle(features)
         if wanted is None and (serving := self.brokers):
             return serving[0]
-        bundle_id = self._any_bundle() if wanted is None else wanted
+        bundle_id = self.directory.any_bundle() if wanted is None else wanted
         broker = self.broker_of(bundle_id)
         if broker is not None:
             return broker
@@ -170,11 +172,6 @@ class Node:
         if place.address == self._address:  # its broker starts or stops here
             place = Place("", place.epoch)
         return wire.Moved(0, bundle_id, *place)
-
-    def _any_bundle(self) -> int:
-        """Return a bundle that another node owns, the lowest; 0 if none is known."""
-        owned = [b for b, row in self.directory.bundles.items() if not row.free]
-        return min(owned, default=0)
 
     # -- the life of a node ----------------------------------------------------
 
@@ -249,18 +246,35 @@ class Node:
                 continue  # the renewals of the membership report it
             await self._refresh()
             if not self.stopping:
-                self._act(self._decide(), nursery)
+                decision = self._decide()
+                self._release(decision.release)
+                for bundle_id in decision.take:
+                    nursery.start_soon(self._own, bundle_id, True)
         while self._owned:
             await self._hurry.wait()
             self._hurry = trio.Event()
 
     async def _look(self) -> None:
         """Read the nodes, the owners of the bundles, and the numbers that all nodes share."""
-        nodes, bundles, numbers = await self._work(self._read)
+        live, seen, numbers = await self._work(self._read)
+        nodes, bundles = self._grace.apply(self._clock.lease_ms(), live, seen)
+        if self._grace.unseen_ms:
+            self._end_outage([row.name for one, row in nodes.items() if one not in live])
         self.directory.learn(nodes, bundles)
         self._note_draining(nodes.get(self._identity.owner_id))
         await self._place_topics(numbers)
         self._catalog_version = numbers[CATALOG]
+
+    def _end_outage(self, awaited: Sequence[str]) -> None:
+        """Renew at once, because other nodes wait for it as this node waits for them."""
+        self._membership.renew_soon()
+        if awaited:
+            _log.info(
+                "node.grace",
+                "no look at the database for %d ms; these nodes get time to renew: %s",
+                self._grace.unseen_ms,
+                ", ".join(awaited),
+            )
 
     async def _place_topics(self, numbers: Mapping[str, int]) -> None:
         """Read which topics are in other bundles than their names say, if that may have changed."""
@@ -314,11 +328,6 @@ class Node:
         return self._balancer.decide(
             Situation(self._clock.lease_ms(), nodes, free, owned.keys(), moving, pins)
         )
-
-    def _act(self, decision: Decision, nursery: trio.Nursery) -> None:
-        self._release(decision.release)
-        for bundle_id in decision.take:
-            nursery.start_soon(self._own, bundle_id, True)
 
     def _release(self, bundle_ids: Sequence[int]) -> None:
         for bundle_id in bundle_ids:

@@ -63,6 +63,10 @@ class NodeDirectory:
         """Return the ids of the nodes that want bundles."""
         return wanting({row.owner_id: row.draining for row in self.nodes.values()})
 
+    def any_bundle(self) -> int:
+        """Return a bundle that a node owns, the lowest; 0 if none is known."""
+        return min((b for b, row in self.bundles.items() if not row.free), default=0)
+
     def owner_of(self, bundle_id: int) -> Place:
         """Return where clients find the broker of a bundle, now or soon. See ``Directory``."""
         row = self.bundles.get(bundle_id)
