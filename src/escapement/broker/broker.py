@@ -24,7 +24,7 @@ import trio
 
 from escapement.broker.broker_stats import BrokerStats
 from escapement.broker.cluster import Cluster
-from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
+from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.output_bound import OutputBound
@@ -49,6 +49,7 @@ from escapement.errors import (
     IndexDamaged,
     InvalidRequest,
     LeaseLost,
+    MissingRight,
     ShuttingDown,
     StorageError,
     StorageReadOnly,
@@ -110,9 +111,9 @@ class Broker:
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
-        self.cluster = Cluster(engine, runners.work)
         self.directory: Directory = OneBundle(bundle_id, identity.name)
         self.config = config or BrokerConfig()
+        self.cluster = Cluster(engine, runners.work, self.config.new_parallelism)
         if bundle_id:
             self.config = replace(self.config, outboxes=(), tables=())
         self.clock = clock
@@ -197,6 +198,11 @@ class Broker:
             with trio.CancelScope(shield=True):
                 await run(DelayedIndex.discard, self._index_directory)
             raise
+        except MissingRight:
+            if self._services is None and not self._has_own_membership:
+                with trio.CancelScope(shield=True), suppress(EscapementError):
+                    await run(self._membership.give_back, lease)
+            raise
         except (LeaseLost, StorageUnavailable):
             raise
         except StorageError as error:
@@ -269,7 +275,7 @@ class Broker:
             lease,
             self._index_directory,
             limits,
-            self.config.table_parallelism or DEFAULT_PARALLELISM,
+            self.config.new_parallelism,
             self.clock.now_ms(),
         )
         with closing(ground.connection):

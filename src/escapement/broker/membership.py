@@ -159,6 +159,17 @@ class Membership:
                 self._engine, connection, lease, clean=True, doubtful_until_ms=doubtful_until_ms
             )
 
+    def give_back(self, lease: Lease) -> None:
+        """Release a bundle whose broker could not start, as clean as it was before. Blocking."""
+        with closing(self._engine.connect()) as connection:
+            leases.release(
+                self._engine,
+                connection,
+                lease,
+                clean=lease.was_clean,
+                doubtful_until_ms=lease.doubtful_until_ms,
+            )
+
     def leave(self) -> None:
         """End the membership, when no broker of this process delivers any more. Blocking."""
         self.close()

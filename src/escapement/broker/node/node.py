@@ -8,8 +8,9 @@ ends, messages in flight are returned with their attempts, a checkpoint is writt
 the next owner, and the lease is released.
 
 What happens to one bundle does not disturb the others: a broker that has lost its lease ends, and a
-broker with a damaged index is started again and rebuilds it. Any other failure of a broker ends the
-node, because its cause is unknown.
+broker with a damaged index is started again and rebuilds it. A broker that cannot start, because it
+lacks a table set or a connection, gives its bundle back, and the node tries it again later. Any
+other failure of a broker ends the node, because its cause is unknown.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
+from escapement.broker.connection_wait import when_connected
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.directory import Place, wanted_bundle
@@ -32,9 +34,11 @@ from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
+from escapement.broker.node.failed_starts import FailedStarts, may_start_later
 from escapement.broker.node.grace import Grace
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
+from escapement.broker.node.preparation import prepare
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
 from escapement.errors import (
@@ -42,25 +46,18 @@ from escapement.errors import (
     LeaseHeld,
     LeaseLost,
     ShuttingDown,
+    StorageError,
     StorageUnavailable,
 )
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
-from escapement.storage.bundles import (
-    BUNDLES,
-    CATALOG,
-    PLACED,
-    divide_new_database,
-    shared_numbers,
-)
+from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
 from escapement.storage.catalog.catalog import misplaced_topics
-from escapement.storage.catalog.views import create_views
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.lease import Identity
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
-from escapement.storage.schema import migrate
 
 _log = EventLog(__name__)
 
@@ -128,6 +125,7 @@ class Node:
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
         self._owned: dict[int, OwnedBundle] = {}
+        self._failed_starts = FailedStarts()
         # The version of the catalog in the database, and the one that each broker has.
         self._catalog_version = 0
         self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
@@ -185,7 +183,7 @@ class Node:
         """
         try:
             with one_error():
-                await self._work(self._prepare)
+                await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._membership.run)
                     await self._begin(nursery)
@@ -200,19 +198,8 @@ class Node:
             self.stopped.set()
 
     def _prepare(self) -> None:
-        """Check the database, bring it to the current schema, and become a member. Blocking."""
-        self._engine.check_fitness()
-        migrate(self._engine)
-        create_views(self._engine)
-        if self._bundles is not None:
-            count = divide_new_database(self._engine, self._bundles)
-            if count != self._bundles:
-                _log.warning(
-                    "node.bundles_kept",
-                    "the database keeps its %d bundles although --bundles says %d",
-                    count,
-                    self._bundles,
-                )
+        """Prepare the database, and become a member. Blocking."""
+        prepare(self._engine, self._bundles, self.config.new_parallelism)
         if self._engine.kind == "sqlite":
             self._check_alone()
         self._membership.register()
@@ -226,7 +213,7 @@ class Node:
 
     async def _begin(self, nursery: trio.Nursery) -> None:
         """Start the brokers of all bundles that are free and belong here, and wait for them."""
-        await self._look()
+        await when_connected(self._look)
         decision = self._decide()
         async with trio.open_nursery() as starts:
             for bundle_id in decision.take:
@@ -321,6 +308,7 @@ class Node:
         rows = self.directory.bundles.values()
         # A bundle whose lease names this node, but that it does not run, is free for this node.
         free = {row.bundle_id for row in rows if row.free or row.owner_id == me} - owned.keys()
+        free -= self._failed_starts.resting(trio.current_time())
         nodes = {one.owner_id: one.draining for one in self.directory.nodes.values()}
         nodes[me] = self.draining
         moving = {b for b, bundle in owned.items() if bundle.serving is None}
@@ -348,6 +336,7 @@ class Node:
 
         def ready(broker: Broker) -> None:
             self._versions.pop(bundle_id, None)  # let it read the catalog after the next look
+            self._failed_starts.forget(bundle_id)
             self._on_ready(broker)
             if not begun.is_set():
                 begun.set()
@@ -362,6 +351,19 @@ class Node:
             if self._engine.kind == "sqlite":
                 raise
             _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
+        except StorageError as error:
+            # A node that starts with one bundle has nothing else to serve.
+            alone = not patient and self.directory.count == 1
+            if begun.is_set() or not may_start_later(error, alone):
+                raise
+            pause_s = self._failed_starts.add(bundle_id, trio.current_time())
+            _log.error(
+                "bundle.not_started",
+                "bundle %d cannot start; the node tries it again in %d s: %s",
+                bundle_id,
+                pause_s,
+                error,
+            )
         finally:
             del self._owned[bundle_id]
             self.directory.leaving.discard(bundle_id)
