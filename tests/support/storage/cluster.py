@@ -215,14 +215,17 @@ async def cluster(
         nursery.cancel_scope.cancel()
 
 
-def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
+def connected(
+    found: Cluster, *addresses: str, token: str | None = None
+) -> AbstractAsyncContextManager[escapement.Broker]:
     """Connect a client by these addresses."""
 
     async def dial(address: Address) -> Stream:
         return await found.dial(f"{address.host}:{address.port}")
 
     given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
-    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
+    source = TokenSource(token, None)
+    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), source))
 
 
 def named(found: Cluster, bundle_id: int, number: int = 1, prefix: str = "t") -> list[str]:

@@ -33,6 +33,6 @@ class BrokerRequests(RequestHandler):
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
         # Not before the wait, which lasts as long as the peer does not read.
-        self._caller.check_command(command)
+        await self._caller.permit_command(command)
         result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

@@ -45,7 +45,7 @@ class Desks:
             self.aside |= desk.aside
         for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs]:
             if kind in self.at_once:
-                self.at_once[kind] = self._checked_at_once(self.at_once[kind])
+                self.in_turn[kind] = self._checked_in_turn(self.at_once.pop(kind))
             else:
                 self.aside[kind] = self._checked(self.aside[kind])
 
@@ -71,14 +71,14 @@ class Desks:
         """Return a function that checks the rights of the peer, and then carries a command out."""
 
         async def checked(command: Command) -> None:
-            self._caller.check_command(command)
+            await self._caller.permit_command(command)
             await carry_out(command)
 
         return checked
 
-    def _checked_at_once(self, carry_out: AtOnce) -> AtOnce:
-        def checked(command: Command) -> None:
-            self._caller.check_command(command)
+    def _checked_in_turn(self, carry_out: AtOnce) -> Waiting:
+        async def checked(command: Command) -> None:
+            await self._caller.permit_command(command)
             carry_out(command)
 
         return checked

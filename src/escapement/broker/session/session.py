@@ -33,6 +33,7 @@ from escapement.errors import (
     ProtocolError,
     RemoteProtocolError,
     ShuttingDown,
+    StorageError,
     Unauthenticated,
     WrongBundle,
 )
@@ -201,7 +202,7 @@ class Session:
         except Unauthenticated as error:
             _log.info("connection.refused", "closing a connection: %s", error)
             self._outbound.last_words(error)
-        except (ShuttingDown, WrongBundle) as error:
+        except (ShuttingDown, StorageError, WrongBundle) as error:
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()
@@ -232,15 +233,16 @@ class Session:
         self._protocol.receive_data(await self._intake.read())
         for command in self._protocol.events():
             if isinstance(command, wire.Hello):
-                self._admit(command)
+                await self._admit(command)
                 return True
         return False
 
-    def _admit(self, hello: wire.Hello) -> None:
+    async def _admit(self, hello: wire.Hello) -> None:
         """Choose the broker of this connection, and welcome the peer.
 
         Raises:
           Unauthenticated: if the broker does not know the token of the peer.
+          StorageError: if it cannot look the token up.
           ShuttingDown: if the broker is stopping.
           WrongBundle: if this process has no broker for the peer, which does not understand Moved.
         """
@@ -255,9 +257,11 @@ class Session:
             return
         if not chosen.is_serving:
             raise ShuttingDown("the broker is stopping")
+        self._broker = chosen  # before the wait, so that the broker waits for this session
         caller = Caller(chosen.services.access, self._certificate_role)
-        caller.admit(hello.token)
-        self._broker, self._caller = chosen, caller
+        await caller.admit(hello.token)
+        chosen.check_open()
+        self._caller = caller
         self._desks = Desks(chosen, self._outbound, self._limits, caller)
         chosen.services.access.watch(self._access_changed)
         limits = {
