@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from escapement.errors import (
     LeaseLost,
@@ -52,6 +53,8 @@ class Checker:
         yield from self._amended()
         yield from self._key_order()
         yield from self._log_order()
+        for check in self._history.checks:
+            yield from check.violations(self._history)
 
     # -- 8 and 7: brokers end only for the reasons that faults explain ----------------
 
@@ -79,7 +82,7 @@ class Checker:
             offsets[arrival.number].add(arrival.offset)
             numbers[self._topic_of[arrival.subscription], arrival.offset].add(arrival.number)
         for number, found in offsets.items():
-            if len(found) > 1:
+            if len(found) > 1 + self._history.redrives[number]:
                 yield f"1: message {number} is stored at offsets {sorted(found)}"
             if self._messages[number].refused:
                 yield f"1: message {number} was refused and is stored at {sorted(found)}"
@@ -100,7 +103,11 @@ class Checker:
             offset = message.offset if message.offset >= 0 else delivered.get(message.number, -1)
             if offset < 0:
                 continue  # no client knows whether it is stored
+            if self._may_have_expired(message):
+                continue
             for name in self._history.topics[message.topic]:
+                if name in self._history.seeks:
+                    continue  # a seek may have passed it
                 if (name, offset) in self._history.ack_sent:
                     continue
                 if message.number in self._history.dead.get(name, ()):
@@ -111,6 +118,13 @@ class Checker:
                 ):
                     continue  # cancelled, or perhaps cancelled
                 yield f"message {message.number} at offset {offset} was lost for {name}"
+        for check in self._history.checks:
+            yield from check.unfinished(self._history)
+
+    def _may_have_expired(self, message: Message) -> bool:
+        """Return whether faults may have kept a message until it expired."""
+        expiry_ms = self._history.expiries_ms.get(message.topic, NEVER_MS)
+        return message.earliest_ms + expiry_ms < self._history.healed_ms
 
     def _dead_letters(self) -> Iterator[str]:
         for name, found in self._history.dead.items():
@@ -137,7 +151,10 @@ class Checker:
         for key, arrivals in self._by_offset.items():
             acked_s = self._history.acked_s.get(key)
             for arrival in arrivals:
-                if acked_s is not None and arrival.sent_s > acked_s:
+                if acked_s is None or arrival.sent_s <= acked_s:
+                    continue
+                called_s = max(at_s for at_s in self._history.ack_sent[key] if at_s <= acked_s)
+                if not self._history.was_sought(key[0], called_s, arrival.sent_s):
                     after_s = arrival.sent_s - acked_s
                     yield f"3: {_name(arrival)} was sent {after_s:.3f} s after its ack was durable"
 
@@ -155,14 +172,18 @@ class Checker:
         ends = [arrival.returned_s, arrival.consumer.left_s, arrival.cable.ended_s]
         if any(end_s is not None and end_s <= at_s for end_s in ends):
             return True
+        if self._history.was_sought(arrival.subscription, arrival.sent_s, at_s):
+            return True
         return at_s >= arrival.sent_s + self._history.ack_wait_s - _SENDING_S
 
     # -- 6: redelivered messages are marked --------------------------------------------------
 
     def _unmarked(self) -> Iterator[str]:
         for arrivals in self._by_offset.values():
-            for arrival in arrivals[1:]:
-                if not arrival.again:
+            for earlier, arrival in pairwise(arrivals):
+                name = arrival.subscription
+                sought = self._history.was_sought(name, earlier.sent_s, arrival.sent_s)
+                if not arrival.again and not sought:
                     yield f"6: {_name(arrival)} came again without a mark"
 
     # -- 10: amendments ------------------------------------------------------------------------
@@ -177,7 +198,7 @@ class Checker:
             ):
                 yield f"10: {_name(first)} was delivered although it was cancelled"
             if self._history.kinds[name] != "log":
-                earliest_ms = _earliest_ms(message, name)
+                earliest_ms = message.earliest_due_ms(name, message.amendments)
                 if first.due_ms < earliest_ms:
                     yield (
                         f"10: {_name(first)} was due {earliest_ms - first.due_ms} ms before the"
@@ -209,11 +230,13 @@ class Checker:
     def _log_order(self) -> Iterator[str]:
         """Find first deliveries that are not in the order of the log."""
         for name in self._names("log"):
-            last = -1
+            last: Arrival | None = None
             for arrival in self._firsts(name):
-                if arrival.offset < last:
-                    yield f"order: {_name(arrival)} came after offset {last}"
-                last = max(last, arrival.offset)
+                if last is None or self._history.was_sought(name, last.sent_s, arrival.sent_s):
+                    last = arrival
+                if arrival.offset < last.offset:
+                    yield f"order: {_name(arrival)} came after offset {last.offset}"
+                last = max(last, arrival, key=lambda one: one.offset)
 
     def _names(self, kind: str) -> list[str]:
         return [name for name, found in self._history.kinds.items() if found == kind]
@@ -222,16 +245,6 @@ class Checker:
         for arrival in sorted(self._history.arrivals, key=lambda one: one.sent.number):
             if arrival.subscription == name and not arrival.again:
                 yield arrival
-
-
-def _earliest_ms(message: Message, name: str) -> int:
-    """Return the earliest due time that a message may have for a subscription."""
-    earliest_ms = message.earliest_ms
-    for one in message.amendments:
-        if one.due_ms is None or one.done is False or name in one.handed:
-            continue
-        earliest_ms = one.due_ms if one.done else min(earliest_ms, one.due_ms)
-    return earliest_ms
 
 
 def _name(arrival: Arrival) -> str:

@@ -75,14 +75,14 @@ class Subscriber:
             record.latest[offset].returned_s = trio.current_time()
             await give_back(offset, delay)
         elif action == "ack":
-            self._history.ack_sent.add((self._subscription, offset))
+            self._history.send_ack(self._subscription, offset)
             await inbox.ack(offset)
         elif action == "extend":
             await inbox.extend(offset, timedelta(minutes=10))
         elif action == "durable":
-            key = self._subscription, offset
-            self._history.ack_sent.add(key)
+            self._history.send_ack(self._subscription, offset)
             await inbox.ack(offset, durable=True)
+            key = self._subscription, offset
             self._history.acked_s.setdefault(key, trio.current_time())
         if not self.careful and self._rng.random() < 0.3:
             await trio.sleep(self._rng.uniform(0, 0.4 * HOUR_S))

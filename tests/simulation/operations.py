@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -102,10 +102,15 @@ class Publisher:
 
 
 class Amender:
-    """A client that cancels and reschedules some messages, also those just delivered."""
+    """A client that cancels, reschedules and runs some messages, also those just delivered.
 
-    def __init__(self, world: World, mean_s: float) -> None:
+    Args:
+      topics: the topics of these messages.
+    """
+
+    def __init__(self, world: World, topics: Collection[str], mean_s: float) -> None:
         self._world = world
+        self._topics = topics
         self._history = world.history
         self._mean_s = mean_s
         self._rng = world.chance("amender")
@@ -113,7 +118,8 @@ class Amender:
     async def run(self, end_ms: int) -> None:
         while self._history.now_ms() < end_ms:
             await trio.sleep(self._rng.uniform(0, 2 * self._mean_s))
-            known = [one for one in self._history.messages[-60:] if one.offset >= 0]
+            messages = [one for one in self._history.messages if one.topic in self._topics]
+            known = [one for one in messages[-60:] if one.offset >= 0]
             soon = [one for one in known if one.earliest_ms > self._history.now_ms() - 1000]
             soon.sort(key=lambda one: one.earliest_ms)
             near = sorted(known, key=lambda one: abs(one.earliest_ms - self._history.now_ms()))
@@ -128,9 +134,12 @@ class Amender:
             # Reach the broker just before or after the message falls due.
             await trio.sleep(max(ahead_s + MOST_SKEW_MS / 1000 + self._rng.uniform(-0.5, 0.5), 0))
         now_ms = self._history.now_ms()
-        due_ms = None
+        due_ms, is_now = None, False
         if self._rng.random() < 0.5:
             due_ms = now_ms + random_delay_ms(self._rng, max(end_ms - now_ms, 0))
+            is_now = due_ms == now_ms
+        if is_now:
+            due_ms = now_ms - MOST_SKEW_MS
         amendment = Amendment(due_ms, now_ms)
         message.amendments.append(amendment)
         try:
@@ -138,6 +147,8 @@ class Amender:
                 id = MessageId(TopicName.parse(message.topic).full, message.offset)
                 if due_ms is None:
                     (outcome,) = await client.cancel([id])
+                elif is_now:
+                    (outcome,) = await client.run_now([id])
                 else:
                     at = datetime.fromtimestamp(due_ms / 1000, UTC)
                     (outcome,) = await client.reschedule([id], at=at)
@@ -150,5 +161,5 @@ class Amender:
         cancelled = due_ms is None and outcome.status is AmendStatus.CANCELLED
         amendment.done = outcome.status is AmendStatus.DONE or cancelled
         amendment.handed = frozenset(outcome.handed)
-        kind = "cancelled" if due_ms is None else "rescheduled"
+        kind = "cancelled" if due_ms is None else "run now" if is_now else "rescheduled"
         self._history.counts[kind] += amendment.done

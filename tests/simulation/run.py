@@ -6,9 +6,10 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 import trio.testing
@@ -18,6 +19,8 @@ from simulation.alarms import alarms
 from simulation.checker import Checker
 from simulation.clocks import HOUR_S, stretched
 from simulation.consuming import Subscriber
+from simulation.features.choosing import features_of
+from simulation.features.feature import BACKOFF, KEPT, Feature, Policies, Topics
 from simulation.history import History, number_of
 from simulation.operations import Amender, Publisher
 from simulation.pausing import pausable
@@ -29,11 +32,9 @@ DAYS: Final = 30
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = "d"
-_BASE: Final[dict[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
-_POLICIES: Final[dict[str, dict[str, Any]]] = {
-    "a": _BASE,
-    WITH_DEAD_LETTERS: _BASE | {"max_deliveries": 3},
-    "k": _BASE | {"order": "key"},
+_POLICIES: Final[Policies] = {
+    WITH_DEAD_LETTERS: {**BACKOFF, "max_deliveries": 3},
+    "k": {**BACKOFF, "order": "key"},
 }
 _TOPICS: Final = {
     PLAIN: {"a": "shared", "d": "shared", "o": "log"},
@@ -101,16 +102,17 @@ async def _live(
     async with simulated_world(seed, root, clock) as (world, nursery):
         history = world.history
         report.history = history
-        history.topics = {topic: list(kinds) for topic, kinds in _TOPICS.items()}
-        history.kinds = {name: kind for kinds in _TOPICS.values() for name, kind in kinds.items()}
+        features = [feature(world) for feature in features_of(seed)]
+        history.checks = [feature.check for feature in features]
         history.ack_wait_s = ACK_WAIT_MS / 1000
-        await _set_up(world)
-        subscribers = [
-            Subscriber(world, topic, name, number)
-            for topic, names in _TOPICS.items()
-            for name in names
-            for number in range(2)
-        ]
+        await _begin(world)
+        await _set_up(world, _TOPICS, _POLICIES, {})
+        subscribers = [*_subscribers(world, _TOPICS, 2)]
+        for feature in features:
+            await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
+            subscribers += _subscribers(world, feature.topics, 1)
+        amended = [*_TOPICS, *(name for one in features for name in one.amended)]
+        amender = Amender(world, amended, _MEAN_S / 6)
         troubles = Troubles(world, nursery)
         end_ms = history.now_ms() + int(days * 86_400_000)
         async with trio.open_nursery() as consuming:
@@ -123,12 +125,15 @@ async def _live(
                     for topic in _TOPICS:
                         publishing.start_soon(Publisher(world, topic, "named", _MEAN_S).run, end_ms)
                         publishing.start_soon(Publisher(world, topic, None, _MEAN_S).run, end_ms)
-                    publishing.start_soon(Amender(world, _MEAN_S / 6).run, end_ms)
+                    publishing.start_soon(amender.run, end_ms)
+                    for feature in features:
+                        publishing.start_soon(feature.run, end_ms)
                 troubled.cancel_scope.cancel()
             troubles.heal()
+            history.healed_ms = history.now_ms()
             for subscriber in subscribers:
                 subscriber.careful = True
-            await _drain(world)
+            await _drain(world, features)
             report.violations += _violations(world, drained=True)
             consuming.cancel_scope.cancel()
 
@@ -150,13 +155,22 @@ def _violations(world: World, *, drained: bool) -> list[str]:
     return list(Checker(world.history).violations(drained=drained))
 
 
-async def _set_up(world: World) -> None:
-    """Create the topics and their subscriptions, and let the log forget early."""
+async def _begin(world: World) -> None:
+    """Let the log forget early."""
     async with world.connect(0) as client:
         name = "public/default"
         await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
-    for topic, names in _TOPICS.items():
+
+
+async def _set_up(
+    world: World, topics: Topics, policies: Policies, topic_policies: Policies
+) -> None:
+    """Create topics and their subscriptions, with the policies of both."""
+    for topic, names in topics.items():
+        consumed = {name: kind for name, kind in names.items() if kind != KEPT}
+        world.history.topics[topic] = list(consumed)
+        world.history.kinds |= consumed
         async with world.connect(world.bundle_of(topic)) as client:
             for name, kind in names.items():
                 await client.admin(
@@ -164,19 +178,32 @@ async def _set_up(world: World) -> None:
                     topic=topic,
                     subscription=name,
                     kind="failover" if kind == "log" else "shared",
-                    policy=_POLICIES.get(name, {}),
+                    policy=dict(policies.get(name, BACKOFF)),
                 )
             # Clients that do not know whether a message is stored may ask for days.
-            policy = {"dedup_window_ms": "6d"}
+            policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
             await client.admin("topics.update", topic=topic, policy=policy)
 
 
-async def _drain(world: World) -> None:
+def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
+    """Return a number of consumers for each subscription."""
+    return [
+        Subscriber(world, topic, name, number)
+        for topic, names in topics.items()
+        for name, kind in names.items()
+        if kind != KEPT
+        for number in range(count)
+    ]
+
+
+async def _drain(world: World, features: Sequence[Feature]) -> None:
     """Wait until every message is acknowledged, or for some days."""
     with trio.move_on_after(_DRAIN_DAYS * 24 * HOUR_S):
         while True:
             await trio.sleep(HOUR_S)
             await _list_dead_letters(world)
+            for feature in features:
+                await feature.look()
             if next(Checker(world.history).unfinished(), None) is None:
                 break
     await trio.sleep(2 * HOUR_S)  # a delivery that breaks an invariant may still come
