@@ -77,6 +77,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "escapement needs Python 3.11 or newer, and $(PYTHON) is not:" \
 	       "try 'make PYTHON=python3.12 $(MAKECMDGOALS)'" >&2; exit 1; }
+	@echo "installing escapement and its tools into $(VENV): one to three minutes"
 	@$(PYTHON) -m venv $(VENV) || { echo "try 'apt-get install python3-venv'" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

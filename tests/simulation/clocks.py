@@ -41,6 +41,9 @@ class TrueClock:
     def now_ms(self) -> int:
         return START_MS + self.lease_ms()
 
+    def now_s(self) -> float:
+        return self._clock.current_time()
+
     def lease_ms(self) -> int:
         return int(self._clock.current_time() * 1000 + _ROUNDING_MS)
 
@@ -67,6 +70,7 @@ def stretched() -> Iterator[None]:
         (Retry, "next_s", lambda self, now_s: 60 * next_s(self, now_s)),
         (passivator, "LOOK_S", 12 * HOUR_S),
         (group_completion, "_FORGET_S", 12 * HOUR_S),
+        (group_completion, "_RETRY_S", 60.0),
         (compactor, "ROUND_S", 6 * HOUR_S),
         (forgetter, "ROUND_S", 12 * HOUR_S),
         (lane, "LAST_PROBE_S", 0.2 * HOUR_S),

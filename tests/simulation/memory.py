@@ -26,12 +26,13 @@ def over_bounds(services: Services, limits: BrokerLimits, permits: int) -> Itera
         keys += len(topic._coming or ())
         for subscription in topic.subscriptions():
             yield from _of_subscription(subscription, limits, permits)
+    index, pipeline = services.index, services.pipeline
     pairs = {
         "keys in timing wheels": (keys, limits.window_messages),
-        "bytes of the index": (services.index.memory_bytes, limits.index_memory_bytes),
-        "bytes that wait for commit": (services.pipeline.waiting_bytes, limits.commit_waiting_bytes),
-        "undurable acknowledgements": (services.pipeline.waiting_acks, 2 * limits.unwritten_acks),
-    }  # fmt: skip
+        "bytes of the index": (index.memory_bytes, limits.index_memory_bytes),
+        "bytes that wait for commit": (pipeline.waiting_bytes, limits.commit_waiting_bytes),
+        "undurable acknowledgements": (pipeline.waiting_acks, 2 * limits.unwritten_acks),
+    }
     for name, (number, most) in pairs.items():
         if number > most:
             yield f"9: {number} {name}, and the bound is {most}"

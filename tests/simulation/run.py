@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,35 +14,46 @@ import trio
 import trio.testing
 
 from escapement.errors import EscapementError, NotFound
+from histories.checker import violations
+from histories.history import History
+from histories.recording import list_dead_letters
+from histories.storing import unfinished
 from simulation.alarms import alarms
-from simulation.checker import Checker
 from simulation.clocks import HOUR_S, stretched
-from simulation.consuming import Subscriber
+from simulation.consuming import PERMITS, Subscriber
 from simulation.features.choosing import features_of
 from simulation.features.feature import BACKOFF, KEPT, Feature, Policies, Topics
-from simulation.history import History, number_of
+from simulation.memory import over_bounds
 from simulation.operations import Amender, Publisher
 from simulation.pausing import pausable
 from simulation.troubles import Troubles
-from simulation.world import ACK_WAIT_MS, World, simulated_world
+from simulation.world import ACK_WAIT_MS, LIMITS, World, simulated_world
+from support.memory_directory import memory_directory
 from support.trio_order import replayed
 
 DAYS: Final = 30
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = "d"
+MAX_DELIVERIES: Final = 3
+# A broker sends a message within this time after it has decided to.
+SENDING_S: Final = 2.0
 _POLICIES: Final[Policies] = {
-    WITH_DEAD_LETTERS: {**BACKOFF, "max_deliveries": 3},
+    WITH_DEAD_LETTERS: {**BACKOFF, "max_deliveries": MAX_DELIVERIES},
     "k": {**BACKOFF, "order": "key"},
 }
 _TOPICS: Final = {
     PLAIN: {"a": "shared", "d": "shared", "o": "log"},
     KEYED: {"k": "key", "s": "shared"},
 }
+# Consumers of each subscription.
+CONSUMERS: Final = 2
 _MEAN_S: Final = 32 * HOUR_S
 # Healthy time until all messages must be acknowledged: longer than two leases and some retries.
 _DRAIN_DAYS: Final = 6
 _MOST_DAYS: Final = 60
+# Other counts of the history have these deliveries and messages, too.
+_NO_OPERATIONS: Final = {"delivered again", "dead letters"}
 
 
 @dataclass
@@ -58,12 +68,16 @@ class Report:
     @property
     def days(self) -> float:
         """The virtual time in days."""
-        return 0.0 if self.history is None else self.history.now_s / 86_400
+        return 0.0 if self.history is None else self.history.now_s() / 86_400
 
     @property
     def operations(self) -> int:
         """The number of calls of clients, and of deliveries to them."""
-        return 0 if self.history is None else self.history.counts.total()
+        if self.history is None:
+            return 0
+        return sum(
+            self.history.counts[kind] for kind in self.history.counts.keys() - _NO_OPERATIONS
+        )
 
     @property
     def faults(self) -> int:
@@ -73,10 +87,7 @@ class Report:
 def run(seed: int, days: float = DAYS) -> Report:
     """Run one seed, and check its history."""
     began_s = time.process_time()
-    memory = Path("/dev/shm")
-    root = Path(
-        tempfile.mkdtemp(prefix="escapement-simulation-", dir=memory if memory.is_dir() else None)
-    )
+    root = Path(tempfile.mkdtemp(prefix="escapement-simulation-", dir=memory_directory()))
     report = Report(seed, [])
     try:
         with replayed(seed), stretched(), pausable(), alarms(report.violations):
@@ -102,12 +113,13 @@ async def _live(
     async with simulated_world(seed, root, clock) as (world, nursery):
         history = world.history
         report.history = history
+        history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
+        history.sending_s = SENDING_S
+        history.expiry_s = ACK_WAIT_MS / 1000 - SENDING_S
         features = [feature(world) for feature in features_of(seed)]
-        history.checks = [feature.check for feature in features]
-        history.ack_wait_s = ACK_WAIT_MS / 1000
         await _begin(world)
         await _set_up(world, _TOPICS, _POLICIES, {})
-        subscribers = [*_subscribers(world, _TOPICS, 2)]
+        subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]
         for feature in features:
             await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
             subscribers += _subscribers(world, feature.topics, 1)
@@ -116,7 +128,7 @@ async def _live(
         troubles = Troubles(world, nursery)
         end_ms = history.now_ms() + int(days * 86_400_000)
         async with trio.open_nursery() as consuming:
-            consuming.start_soon(_watch, world, report, consuming.cancel_scope)
+            consuming.start_soon(_watch, world, features, report, consuming.cancel_scope)
             for subscriber in subscribers:
                 consuming.start_soon(subscriber.run)
             async with trio.open_nursery() as troubled:
@@ -130,19 +142,22 @@ async def _live(
                         publishing.start_soon(feature.run, end_ms)
                 troubled.cancel_scope.cancel()
             troubles.heal()
-            history.healed_ms = history.now_ms()
+            for feature in features:
+                feature.heal()
             for subscriber in subscribers:
                 subscriber.careful = True
             await _drain(world, features)
-            report.violations += _violations(world, drained=True)
+            report.violations += _violations(world, features, drained=True)
             consuming.cancel_scope.cancel()
 
 
-async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
+async def _watch(
+    world: World, features: Sequence[Feature], report: Report, scope: trio.CancelScope
+) -> None:
     """End the run at the first violation, or if it takes far too long."""
     for _ in range(_MOST_DAYS):
         await trio.sleep(24 * HOUR_S)
-        report.violations += _violations(world, drained=False)
+        report.violations += _violations(world, features, drained=False)
         if report.violations:
             scope.cancel()
             return
@@ -150,9 +165,24 @@ async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def _violations(world: World, *, drained: bool) -> list[str]:
+def _violations(world: World, features: Sequence[Feature], *, drained: bool) -> list[str]:
     world.history.disk_failed = any(host.disk.failed for host in world.hosts)
-    return list(Checker(world.history).violations(drained=drained))
+    found = list(violations(world.history, drained=drained))
+    for running in (one for host in world.hosts for one in host.running.values()):
+        found += over_bounds(running.broker.services, LIMITS, CONSUMERS * PERMITS)
+    for check in (feature.check for feature in features):
+        if check is not None:
+            found += check.violations(world.history)
+            found += check.unfinished(world.history) if drained else ()
+    return found
+
+
+def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
+    """Yield what must still happen."""
+    yield from unfinished(world.history)
+    for feature in features:
+        if feature.check is not None:
+            yield from feature.check.unfinished(world.history)
 
 
 async def _begin(world: World) -> None:
@@ -204,21 +234,19 @@ async def _drain(world: World, features: Sequence[Feature]) -> None:
             await _list_dead_letters(world)
             for feature in features:
                 await feature.look()
-            if next(Checker(world.history).unfinished(), None) is None:
+            if next(_unfinished(world, features), None) is None:
                 break
     await trio.sleep(2 * HOUR_S)  # a delivery that breaks an invariant may still come
 
 
 async def _list_dead_letters(world: World) -> None:
-    """Read the dead letters of the subscription that has some."""
-    topic = f"{PLAIN}-{WITH_DEAD_LETTERS}-DLQ"
-    found: Counter[int] = Counter()
+    """Note the dead letters of the subscription that has some."""
     try:
+        topic = f"{PLAIN}-{WITH_DEAD_LETTERS}-DLQ"
         async with world.connect(world.bundle_of(topic)) as client:
-            async for page in client.read(topic):
-                found.update(number_of(entry.payload) for entry in page)
+            await list_dead_letters(
+                world.history, client, PLAIN, WITH_DEAD_LETTERS, dead_letter_topic=topic
+            )
     except EscapementError as error:
         if not (error.retryable or isinstance(error, NotFound)):
             raise
-        return
-    world.history.dead[WITH_DEAD_LETTERS] = found

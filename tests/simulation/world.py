@@ -20,17 +20,17 @@ from escapement.errors import Disconnected
 from escapement.names import TopicName
 from escapement.storage import schema
 from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from histories.history import History
 from simulation.calls import Threads
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
 from simulation.database import Server, SimulatedEngine
 from simulation.disk import simulated
-from simulation.history import History
 from simulation.host import Host
 from simulation.network import ClientStream, Network
 
 ACK_WAIT_MS: Final = 1_800_000
 # Small bounds, so that few messages reach them.
-_LIMITS: Final = BrokerLimits(
+LIMITS: Final = BrokerLimits(
     lease_ms=LEASE_MS,
     handshake_timeout_s=60.0,
     idle_timeout_s=22 * HOUR_S,
@@ -39,6 +39,7 @@ _LIMITS: Final = BrokerLimits(
     max_sleep_s=5 * HOUR_S,
     ready_messages=12,
     deliver_messages=5,
+    unacked_messages=24,
     window_messages=16,
     sparse_generation_bytes=4096,
 )
@@ -65,7 +66,7 @@ class World:
         self.network = Network(self.chance("network"))
         self.server = Server(root / "log.sqlite3", self.clock.now_ms, self.chance("database"))
         self.threads = Threads()
-        self.history = History(self.clock.now_ms)
+        self.history = History(self.clock)
         self.bundles = self.rng.choice([1, 1, 1, 2])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
@@ -77,7 +78,7 @@ class World:
         directory = root / f"host{number}"
         directory.mkdir()
         config = BrokerConfig(
-            ack_wait_ms=ACK_WAIT_MS, limits=_LIMITS, table_parallelism=2, seed=self.seed
+            ack_wait_ms=ACK_WAIT_MS, limits=LIMITS, table_parallelism=2, seed=self.seed
         )
         skew_ms = self.rng.randint(-MOST_SKEW_MS, MOST_SKEW_MS)
         return Host(

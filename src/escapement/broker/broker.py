@@ -60,6 +60,7 @@ from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.schema import migrate
@@ -88,6 +89,7 @@ class Broker:
       output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
       membership: the membership of a process with several brokers, which has registered it and runs
         it. None: the broker has one of its own, which replaces any other with the same identity.
+      connections: a pool that brokers of one process share. None: a pool of its own.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -104,6 +106,7 @@ class Broker:
         bundle_id: int = 0,
         output: OutputBound | None = None,
         membership: Membership | None = None,
+        connections: ConnectionPool | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
@@ -131,6 +134,8 @@ class Broker:
         self._membership = membership or Membership(
             engine, identity, clock, runners.commits, self._limits.lease_ms
         )
+        self._has_own_connections = connections is None
+        self._connections = connections or ConnectionPool(engine)
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._started = False  # whether the start is done and ``_close`` has not begun
@@ -267,17 +272,18 @@ class Broker:
             self.config.table_parallelism or DEFAULT_PARALLELISM,
             self.clock.now_ms(),
         )
-        self._services = Services(
-            ground,
-            self._keeper,
-            self._engine,
-            self.clock,
-            self._runners,
-            self.config,
-            self.output.frame_bytes,
-            self.directory,
-        )
-        await self._services.recover(ground)
+        with closing(ground.connection):
+            self._services = Services(
+                ground,
+                self._keeper,
+                self._connections,
+                self.clock,
+                self._runners,
+                self.config,
+                self.output.frame_bytes,
+                self.directory,
+            )
+            await self._services.recover(ground)
 
     def _renewed(self) -> None:
         if self._services is not None:
@@ -351,6 +357,8 @@ class Broker:
             self._membership.close()
         if self._services is not None:
             self._services.close()
+        if self._has_own_connections:
+            self._connections.close()
 
     # -- requests of sessions and operators ------------------------------------
 

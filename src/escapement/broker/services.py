@@ -77,7 +77,7 @@ from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.encoding.replace_keys import REPLACE_KEY_BYTES
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.connection_pool import ConnectionPool
 
 _log = EventLog(__name__)
 
@@ -102,7 +102,7 @@ class Services:
         self,
         ground: Ground,
         keeper: LeaseKeeper,
-        engine: Engine,
+        connections: ConnectionPool,
         clock: Clock,
         runners: Runners,
         config: BrokerConfig,
@@ -135,10 +135,10 @@ class Services:
             members=state.members,
             completions=state.completions,
         )
-        self._keep(ground, engine, config)
-        self._move(ground, engine, config)
+        self._keep(ground, connections, config)
+        self._move(ground, connections, config)
         self._serve(ground, config)
-        self._write(ground, engine, config)
+        self._write(ground, connections, config)
         self.deletion = Deletion(
             self.registry,
             self.scheduler,
@@ -163,9 +163,9 @@ class Services:
             self.group_completer.look,
         )
 
-    def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+    def _keep(self, ground: Ground, connections: ConnectionPool, config: BrokerConfig) -> None:
         """Create the services that store state, in the database and on disk."""
-        clock, run = self._clock, self._runners.work
+        clock, run, engine = self._clock, self._runners.work, connections.engine
         lease, limits = self._keeper.lease, config.limits
         self.pipeline = CommitPipeline(
             engine,
@@ -217,7 +217,7 @@ class Services:
             },
         )
         self.checkpointer = Checkpointer(
-            engine,
+            connections,
             lease,
             ground.log_identity,
             ground.state.mark,
@@ -242,11 +242,11 @@ class Services:
             lambda now_ms: self.forgetter.wants_next(now_ms),
         )
 
-    def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+    def _move(self, ground: Ground, connections: ConnectionPool, config: BrokerConfig) -> None:
         """Create the services that read messages and deliver them to consumers."""
-        clock, run = self._clock, self._runners.work
+        clock, run, engine = self._clock, self._runners.work, connections.engine
         lease, limits = self._keeper.lease, config.limits
-        self.reader = LogReader(engine, ground.log, run, ground.connection)
+        self.reader = LogReader(connections, ground.log, run)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
         self._drop_oldest = DropOldest(ground.index, clock, run, self.reader)
         self.recorder = Recorder(clock)
@@ -381,9 +381,10 @@ class Services:
             lambda topic: self.group_completer.look(topic),
         )
 
-    def _write(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+    def _write(self, ground: Ground, connections: ConnectionPool, config: BrokerConfig) -> None:
         """Create the services that write inbox entries, and the inbox relay."""
         clock, run, limits = self._clock, self._runners.work, config.limits
+        engine = connections.engine
         self.amender = Amender(
             self.registry,
             self.pipeline,
@@ -396,7 +397,7 @@ class Services:
             lambda: self.inbox_relay.wake(),
         )
         self.inbox_relay = InboxRelay(
-            engine,
+            connections,
             self.registry,
             self.pipeline,
             self.publishing,
@@ -548,10 +549,7 @@ class Services:
 
     def close(self) -> None:
         """Close connections and files, after ``run`` has ended."""
-        self.reader.close()
         self._backfiller.close()
-        self.checkpointer.close()
-        self.inbox_relay.close()
         self.relays.close()
         self.tables.close()
 

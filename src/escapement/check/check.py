@@ -20,7 +20,7 @@ from escapement.check.database import (
     check_tables,
 )
 from escapement.check.index_files import check_segments, orphan, orphaned_files
-from escapement.check.problem import Problem, problem
+from escapement.check.problem import Problem, of_bundle, problem
 from escapement.check.topics import TopicsCheck
 from escapement.doctor.finding import Finding, Severity, error, notice
 from escapement.errors import StorageError
@@ -97,8 +97,11 @@ class Check:
         self._tell("the lease and the journal")
         bundles = range(bundle_count(connection))
         for bundle_id in bundles:
-            yield from check_lease(self._engine, connection, self._owner_id, bundle_id)
-            yield from check_journal(connection, bundle_id)
+            found = [
+                *check_lease(self._engine, connection, self._owner_id, bundle_id),
+                *check_journal(connection, bundle_id),
+            ]
+            yield from (of_bundle(one, bundle_id, len(bundles)) for one in found)
         epochs = {one: self._idle_epoch(connection, one) for one in bundles}
         if None not in epochs.values() and self._engine.kind == "sqlite":
             self._tell("the file of SQLite")

@@ -5,6 +5,7 @@ Contradictions between messages have kinds of their own (pipeline/auditing/findi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
@@ -60,3 +61,8 @@ def problem(what: Kind | Problem, text: str) -> Finding:
     """Return the finding of a problem, with its severity and its remedy."""
     make = warning if what in (Problem.ROWS, Kind.STALE_INDEX) else error
     return make(what.value, text, _REMEDIES.get(what, _RESTORE))
+
+
+def of_bundle(finding: Finding, bundle_id: int, count: int) -> Finding:
+    """Return the finding with the bundle in its text, if there are several bundles."""
+    return finding if count == 1 else replace(finding, text=f"bundle {bundle_id}: {finding.text}")

@@ -21,7 +21,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from escapement.check.check import Check
-from escapement.check.problem import OF_THE_INDEX, OF_THE_LOG, Problem
+from escapement.check.problem import OF_THE_INDEX, OF_THE_LOG, Problem, of_bundle
 from escapement.clock import Clock, moment
 from escapement.doctor.finding import Finding, Severity, notice
 from escapement.pipeline.auditing.finding import Kind
@@ -62,7 +62,8 @@ def repair(
         findings: list[Finding] = []
         bundles = range(bundle_count(connection))
         for bundle_id in bundles:
-            findings += _mend_lease(engine, connection, identity, bundle_id)
+            mended = _mend_lease(engine, connection, identity, bundle_id)
+            findings += [of_bundle(one, bundle_id, len(bundles)) for one in mended]
         with held_lease(engine, identity, clock, bundles) as renewal:
             check = Check(engine, directory.path, tell, identity.owner_id)
             renewal.during(check.run)

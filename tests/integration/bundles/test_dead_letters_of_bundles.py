@@ -167,4 +167,4 @@ async def test_the_side_port_finds_the_dead_letters_among_the_brokers_of_its_pro
             assert answer.json() == {"redriven": 3}
         async with side_port(None, here[0]) as http:
             answer = await http.post(path_of("dlq.count"), json=ask)
-            assert (await refusal(answer))[1] == "wrong_bundle"
+            assert await refusal(answer) == (421, "wrong_bundle")

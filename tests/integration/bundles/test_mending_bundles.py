@@ -71,6 +71,9 @@ async def test_repair_mends_each_bundle_and_deletes_only_spoilt_indexes(
         with DataDirectory.open(tmp_path) as directory:
             found = repair(engine, directory, worlds[0].clock, lambda text: None)
         mended = [one for one in found if one.remedy.startswith("Mended: ")]
+        assert [one.text for one in mended if one.check == "lease"] == [
+            "bundle 1: the lease was missing"
+        ]
         kinds = {"lease", "index files", "topic end", "orphaned files"}
         assert {one.check for one in mended} == kinds
         assert {one.severity for one in found} <= {Severity.OK, Severity.NOTICE}

@@ -53,3 +53,33 @@ async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_
         assert node.choose({}) == Moved(0, 0, "b:7650", lease.epoch)
         node.stop()
     engine.close()
+
+
+async def test_bundles_share_the_connections_beside_those_that_commit(
+    tmp_path: Path, mysql_url: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: a node with 16 bundles fits into the 151 connections of a server with its defaults."""
+    engine, clock, bundles = open_engine(mysql_url, tmp_path), VirtualClock(START_MS), 16
+    config = BrokerConfig(seed=0)
+    node = Node(
+        engine,
+        tmp_path,
+        Identity("a" * 32, "a:7650"),
+        "a:7650",
+        clock,
+        lambda: Runners.all_by(inline),
+        config,
+        bundles=bundles,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        for _ in range(30):
+            await clock.advance(seconds=2)
+        with closing(engine.connect()) as connection:
+            ((count,),) = connection.execute(
+                "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE()"
+            ).rows
+        # The membership, the pool, and the connection that counts.
+        assert count == config.limits.commit_lanes * bundles + 3
+        node.stop()
+    engine.close()

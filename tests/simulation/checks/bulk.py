@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import Amendment, History, Message
+from histories.history import Amendment, History, Message
+from histories.timing import earliest_due_ms
 
 
 @dataclass
@@ -36,7 +37,7 @@ class BulkCheck:
         """Note that a bulk change is done: it has certainly changed messages that are not due."""
         for message, amendment in changes:
             earlier = message.amendments[: message.amendments.index(amendment)]
-            waits = message.earliest_due_ms(name, earlier) > now_ms + self.skew_ms
+            waits = earliest_due_ms(message, name, earlier) > now_ms + self.skew_ms
             if waits and message.confirmed_ms < amendment.called_ms:
                 amendment.answered_ms, amendment.done = now_ms, True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import History, Message
+from histories.history import History, Message
 
 
 @dataclass
@@ -19,16 +19,16 @@ class DeleteCheck:
     life: list[Message] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
 
-    def look(self, where: str, stored: list[int]) -> None:
+    def differs(self, where: str, stored: list[int]) -> Iterator[str]:
         """Compare the messages of the topic with those that were sent to it."""
         sent = {message.number for message in self.life}
         known = {message.number for message in self.life if message.offset >= 0}
         if strange := set(stored) - sent:
-            self.found.append(f"delete: {where} has messages {sorted(strange)} of a deleted topic")
+            yield f"delete: {where} has messages {sorted(strange)} of a deleted topic"
         if missing := known - set(stored):
-            self.found.append(f"delete: {where} lacks messages {sorted(missing)}")
+            yield f"delete: {where} lacks messages {sorted(missing)}"
         if len(stored) > len(set(stored)):
-            self.found.append(f"delete: {where} has a message twice: {sorted(stored)}")
+            yield f"delete: {where} has a message twice: {sorted(stored)}"
 
     def unfinished(self, history: History) -> Iterator[str]:
         """Yield nothing: nobody consumes these messages."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import Arrival, History
+from histories.history import Arrival, History, in_order
 
-# A broker sends a message within this time after it has decided to.
-_SENDING_S = 2.0
 # A message that was stored and due for this time is ready if its broker delivers others.
 _READY_S = 120.0
 
@@ -19,14 +17,11 @@ class ExpiryCheck:
     """No expired message comes, and others come by rank.
 
     Args:
-      grace_ms: how long all consumers may be away after the end of all faults.
       ageing_ms: the difference in due time that counts as much as one step of priority.
     """
 
-    topic: str
     subscription: str
     ttl_ms: int
-    grace_ms: int
     ageing_ms: int
     priorities: dict[int, int] = field(default_factory=dict)  # of each message
 
@@ -36,16 +31,16 @@ class ExpiryCheck:
 
     def violations(self, history: History) -> Iterator[str]:
         """Yield messages that came too late, or before a more urgent one."""
-        firsts: dict[tuple[str, int], list[Arrival]] = defaultdict(list)
+        firsts: dict[Hashable, list[Arrival]] = defaultdict(list)
         came: set[int] = set()
-        for arrival in sorted(history.arrivals, key=lambda one: one.sent.number):
+        for arrival in in_order(history.arrivals):
             if arrival.subscription != self.subscription:
                 continue
-            late_ms = arrival.sent.broker_ms - arrival.due_ms - self.ttl_ms
-            if late_ms > _SENDING_S * 1000:
+            late_ms = arrival.broker_ms - arrival.due_ms - self.ttl_ms
+            if late_ms > history.sending_s * 1000:
                 yield f"ttl: message {arrival.number} came {late_ms} ms after it had expired"
             if arrival.number not in came and not arrival.again:
-                firsts[arrival.host].append(arrival)
+                firsts[arrival.sender].append(arrival)
             came.add(arrival.number)
         for arrivals in firsts.values():
             yield from self._passed(history, arrivals)

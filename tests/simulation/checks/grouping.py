@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import Arrival, History, Message
+from histories.history import Arrival, History, Message, in_order
 
 
 @dataclass
@@ -40,14 +40,12 @@ class GroupCheck:
         """Yield follow-ups that came too early."""
         yield from self.found
         firsts: dict[int, Arrival] = {}
-        for arrival in history.arrivals:
-            earliest = firsts.setdefault(arrival.number, arrival)
-            if arrival.sent.number < earliest.sent.number:
-                firsts[arrival.number] = arrival
+        for arrival in in_order(history.arrivals):
+            firsts.setdefault(arrival.number, arrival)
         for group in self.groups:
             if (first := firsts.get(group.follow_up)) is None:
                 continue
             for member in group.members:
-                times_s = history.ack_sent.get((self.subscription, member.offset))
-                if times_s is None or times_s[0] > first.sent_s:
+                acks_s = history.acks_s(self.subscription, member.offset)
+                if min(acks_s, default=first.sent_s + 1) > first.sent_s:
                     yield f"group: {group.name} was complete before message {member.number}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from simulation.history import Amendment, History, Message
+from histories.history import Amendment, History, Message
 
 LATEST: Final = "latest"
 FIRST: Final = "first"
@@ -37,7 +37,7 @@ class Send:
 
     def may_end(self, message: Message) -> None:
         """Note that a message may be cancelled from now on."""
-        amendment = Amendment(None, self.called_ms)
+        amendment = Amendment(None, self.called_ms, once=True)
         message.amendments.append(amendment)
         self.ends.append((message, amendment))
 

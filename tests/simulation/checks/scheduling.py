@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import History
+from histories.history import History
 
 
 @dataclass
@@ -41,12 +41,13 @@ class ScheduleCheck:
     """
 
     skew_ms: int
+    until_ms: int = 0  # the end of all faults: earlier occurrences must be published
     schedules: list[Occurrences] = field(default_factory=list)
 
     def unfinished(self, history: History) -> Iterator[str]:
         """Yield occurrences until the end of all faults that are not published."""
         for one in self.schedules:
-            until_ms = min(history.healed_ms, history.now_ms()) - self.skew_ms
+            until_ms = self.until_ms - self.skew_ms
             missed = [at_ms for at_ms in one.expected(until_ms) if at_ms not in one.found]
             if missed:
                 yield f"occurrences {missed[:5]} of {one.name} were not published"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import Arrival, History, Message, Seek
-
-# A broker sends a message within this time after it has decided to.
-_SENDING_S = 2.0
+from histories.history import Arrival, History, Message, Seek
 
 
 @dataclass
@@ -42,7 +39,7 @@ class SeekCheck:
                 if last is not None and not self._is_wanted(history, last, message):
                     continue
                 since_s = 0.0 if last is None else last.called_s
-                if max(history.ack_sent.get((name, message.offset), [-1.0])) < since_s:
+                if max(history.acks_s(name, message.offset), default=-1.0) < since_s:
                     yield (
                         f"message {message.number} at offset {message.offset} was lost for {name}"
                         f" since its seek to {last}"
@@ -50,7 +47,7 @@ class SeekCheck:
 
     def _is_wanted(self, history: History, seek: Seek, message: Message) -> bool:
         """Return whether a subscription must get a message after a seek."""
-        if message.called_ms >= history.ms(seek.answered_s):
+        if history.seconds(message.called_ms) >= seek.answered_s:
             return True
         if seek.offset is not None:
             return message.offset >= seek.offset
@@ -73,7 +70,7 @@ class SeekCheck:
             for pause in self.pauses:
                 if pause.subscription != arrival.subscription:
                     continue
-                if pause.began_s + _SENDING_S < arrival.sent_s < pause.ended_s:
+                if pause.began_s + history.sending_s < arrival.sent_s < pause.ended_s:
                     yield f"pause: offset {arrival.offset} of {pause.subscription} came during it"
 
     def _is_before(self, history: History, seek: Seek, arrival: Arrival) -> bool:
@@ -81,7 +78,7 @@ class SeekCheck:
         message = history.messages[arrival.number]
         if seek.offset is not None:
             return arrival.offset < seek.offset
-        if message.confirmed_ms >= history.ms(seek.called_s):
+        if history.seconds(message.confirmed_ms) >= seek.called_s:
             return False
         assert seek.from_ms is not None
         if history.kinds[seek.subscription] == "log":

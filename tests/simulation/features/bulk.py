@@ -43,7 +43,7 @@ class Bulk(Feature):
                 keys = [f"b{self._rng.randrange(_KEYS)}" for _ in messages]
                 for message, key in zip(messages, keys, strict=True):
                     message.key = self._keys[message.number] = key
-                await self._send(messages, delays_ms, keys=keys)
+                await self._send(messages, delays_ms)
             else:
                 await self._change(end_ms)
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 import trio
 
+from histories.history import NEVER_MS
 from simulation.checks.expiring import ExpiryCheck
 from simulation.clocks import HOUR_S, LEASE_MS
 from simulation.features.feature import BACKOFF, Feature, Policies, Topics
@@ -29,9 +30,13 @@ class Expiring(Feature):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.policies = {_SUBSCRIPTION: {**BACKOFF, "priority_ageing_ms": _AGEING_MS}}
-        # A broker that died keeps its lease for a while.
-        self.check = ExpiryCheck(_TOPIC, _SUBSCRIPTION, _TTL_MS, LEASE_MS * 3 // 2, _AGEING_MS)
-        self._history.expiries_ms[_TOPIC] = _TTL_MS - self.check.grace_ms
+        self.check = ExpiryCheck(_SUBSCRIPTION, _TTL_MS, _AGEING_MS)
+        self._history.expired_ms[_TOPIC] = NEVER_MS
+
+    def heal(self) -> None:
+        # A broker that died keeps its lease for a while. Then consumers are quick.
+        waits_ms = _TTL_MS - LEASE_MS * 3 // 2
+        self._history.expired_ms[_TOPIC] = self._history.now_ms() - waits_ms
 
     async def run(self, end_ms: int) -> None:
         while self._history.now_ms() < end_ms:

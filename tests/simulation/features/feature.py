@@ -9,10 +9,11 @@ import trio
 
 import escapement
 from escapement.errors import EscapementError
+from histories.history import Message
+from simulation.checks.check import Check
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
 from simulation.consuming import random_delay_ms
 from simulation.features.sending import send_surely
-from simulation.history import Check, Message
 from simulation.world import World
 
 # topic -> subscription -> shared, key, log or ``KEPT``
@@ -24,13 +25,13 @@ Policies = Mapping[str, Mapping[str, Any]]
 BACKOFF: Final[Mapping[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
 
 # A request without an answer may still take effect, until its broker goes on or has ended.
-_REQUEST_S: Final = 24 * HOUR_S
+REQUEST_S: Final = 24 * HOUR_S
 
 
 class Feature:
     """The base of all features. A feature has one client, which calls ``run``."""
 
-    check: Check  # it has the answers to the client
+    check: Check | None = None  # it has the answers to the client
     topics: ClassVar[Topics] = {}
     topic_policies: ClassVar[Policies] = {}
     amended: ClassVar[Sequence[str]] = ()  # topics whose messages are cancelled and rescheduled
@@ -73,7 +74,10 @@ class Feature:
             except EscapementError as error:
                 if not error.retryable:
                     raise
-                await trio.sleep(_REQUEST_S)
+                await trio.sleep(REQUEST_S)
+
+    def heal(self) -> None:
+        """Note that all faults have ended."""
 
     async def look(self) -> None:
         """Look at the result of what was asked. It is called now and then after all faults."""

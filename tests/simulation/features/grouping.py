@@ -9,10 +9,10 @@ import trio
 import escapement
 from escapement import FollowUp
 from escapement.errors import GroupClosed
+from histories.history import payload_of
 from simulation.checks.grouping import Group, GroupCheck
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
 from simulation.features.feature import Feature, Topics
-from simulation.history import payload_of
 from simulation.world import World
 
 _TOPIC: Final = "grouped"
@@ -48,8 +48,9 @@ class Grouping(Feature):
     async def _close(self, group: Group) -> None:
         """Close a group, again until the answer comes."""
         now_ms = self._history.now_ms()
-        group.follow_up = self._history.publish(_AFTER, "", now_ms - MOST_SKEW_MS).number
-        then = FollowUp(payload_of(group.follow_up), _AFTER)
+        follow_up = self._history.publish(_AFTER, "", now_ms - MOST_SKEW_MS)
+        group.follow_up = follow_up.number
+        then = FollowUp(payload_of(follow_up), _AFTER)
 
         async def close(client: escapement.Broker) -> None:
             await client.groups.close(_TOPIC, group.name, _SUBSCRIPTION, then)

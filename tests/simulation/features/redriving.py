@@ -6,12 +6,10 @@ from typing import ClassVar, Final
 
 import trio
 
-import escapement
 from escapement.errors import EscapementError, NotFound
-from simulation.checks.redriving import Letter, RedriveCheck
+from histories.recording import list_dead_letters, redrive
 from simulation.clocks import HOUR_S
 from simulation.features.feature import BACKOFF, Feature, Topics
-from simulation.history import number_of
 from simulation.world import World
 from support.bundle_topics import topic_of_each_bundle
 
@@ -19,7 +17,6 @@ _TOPIC: Final = "fragile"
 _SUBSCRIPTION: Final = "f"
 _BATCH: Final = 3
 _MEAN_S: Final = 10 * HOUR_S
-_MOST: Final = 1_000
 
 
 class Redriving(Feature):
@@ -35,7 +32,7 @@ class Redriving(Feature):
         self.policies = {
             _SUBSCRIPTION: {**BACKOFF, "max_deliveries": 1, "dead_letter_topic": self._graveyard}
         }
-        self.check = RedriveCheck(_TOPIC, _SUBSCRIPTION)
+        self._history.max_deliveries[_SUBSCRIPTION] = 1
 
     async def run(self, end_ms: int) -> None:
         while self._history.now_ms() < end_ms:
@@ -51,33 +48,16 @@ class Redriving(Feature):
 
     async def _redrive(self, share: float) -> None:
         """List all dead letters, and redrive a share of them."""
+        names = {"dead_letter_topic": self._graveyard}
         try:
             async with self._world.connect(self._world.bundle_of(self._graveyard)) as client:
-                await self._list(client)
-                remaining = sorted(self.check.remaining)
-                chosen = [offset for offset in remaining if self._rng.random() < share]
-                if chosen:
-                    self.check.ask(self._history, set(chosen))
-                    await client.admin("dlq.redrive", **self._names, offsets=chosen)
-                    self.check.redriven |= set(chosen)
-                    self._history.counts["redriven"] += len(chosen)
+                await list_dead_letters(self._history, client, _TOPIC, _SUBSCRIPTION, **names)
+                remaining = sorted(self._history.dead_letters[_SUBSCRIPTION].remaining)
+                if chosen := [one for one in remaining if self._rng.random() < share]:
+                    await redrive(self._history, client, _TOPIC, _SUBSCRIPTION, chosen, **names)
         except NotFound:
             return  # there is no dead letter yet
         except EscapementError as error:
             if not error.retryable:
                 raise
             self._history.counts["redrives without an answer"] += 1
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {
-            "topic": _TOPIC, "subscription": _SUBSCRIPTION, "dead_letter_topic": self._graveyard
-        }  # fmt: skip
-
-    async def _list(self, client: escapement.Broker) -> None:
-        rows = await client.admin("dlq.list", **self._names, count=_MOST)
-        assert len(rows) < _MOST, "more dead letters than one listing shows"
-        letters = {
-            row["offset"]: Letter(number_of(row["payload"]), row["original_offset"]) for row in rows
-        }
-        self.check.list(self._history, letters)

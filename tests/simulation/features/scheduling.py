@@ -31,6 +31,9 @@ class Scheduling(Feature):
         self.check = ScheduleCheck(3 * MOST_SKEW_MS)
         self._next = 0  # the first offset that was not read
 
+    def heal(self) -> None:
+        self.check.until_ms = self._history.now_ms()
+
     async def run(self, end_ms: int) -> None:
         hours = self._rng.choice(_HOURS)
         await self._create("cron", hours, cron=f"0 */{hours} * * *")

@@ -7,10 +7,10 @@ from typing import ClassVar, Final
 import trio
 
 import escapement
+from histories.history import Seek
 from simulation.checks.seeking import Pause, SeekCheck
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
 from simulation.features.feature import KEPT, Feature, Topics
-from simulation.history import Seek
 from simulation.world import World
 
 _TOPIC: Final = "sought"
@@ -52,13 +52,13 @@ class Seeking(Feature):
             await client.admin("subscriptions.seek", **names, position=where)
 
         await self._ask_surely(_TOPIC, ask)
-        self._history.end_seek(seek, self._history.now_s + _REPEATED_S)
+        self._history.end_seek(seek, self._history.now_s() + _REPEATED_S)
         self._history.counts["seeks"] += 1
 
     def _position(self, name: str) -> Seek:
         """Draw a position: an offset that is stored, or a time."""
         stored = [one.offset for one in self._history.messages if one.topic == _TOPIC]
-        called_s = self._history.now_s
+        called_s = self._history.now_s()
         if self._rng.random() < 0.5:
             return Seek(name, called_s, offset=self._rng.randint(0, max([0, *stored])))
         from_ms = self._history.now_ms() + self._rng.randint(-20 * _DAY_MS, 2 * _DAY_MS)
@@ -67,9 +67,9 @@ class Seeking(Feature):
     async def _pause(self, name: str) -> None:
         """Pause a subscription for some hours."""
         await self._ask_surely(_TOPIC, lambda client: client.pause(_TOPIC, name))
-        pause = Pause(name, self._history.now_s + _REPEATED_S)
+        pause = Pause(name, self._history.now_s() + _REPEATED_S)
         self.check.pauses.append(pause)
         await trio.sleep(self._rng.uniform(0, _LONGEST_PAUSE_S))
-        pause.ended_s = self._history.now_s
+        pause.ended_s = self._history.now_s()
         await self._ask_surely(_TOPIC, lambda client: client.resume(_TOPIC, name))
         self._history.counts["pauses"] += 1

@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import trio
 
 import escapement
 from escapement.errors import EscapementError
+from histories.history import Message
+from histories.recording import send
 from simulation.clocks import HOUR_S
-from simulation.history import Message, payload_of
 from simulation.world import World
 
 # How long a client keeps trying to learn whether a batch is stored.
@@ -35,30 +35,18 @@ async def send_surely(
       The receipts. A message that an earlier try has stored is a duplicate.
     """
     topic = messages[0].topic
+    batch = list(zip(messages, delays_ms, strict=True))
+    dedup = [f"d{message.number}" for message in messages]
     for _ in range(_TRIES):
         try:
             async with world.connect(world.bundle_of(topic)) as client:
                 producer = await client.producer(topic)
-                receipts = await producer.send_many(
-                    [payload_of(message.number) for message in messages],
-                    delay=np.array(delays_ms),
-                    dedup=[f"d{message.number}" for message in messages],
-                    **columns,
-                )
+                receipts = await send(world.history, producer, batch, dedup=dedup, **columns)
+            # A producer may learn only that it had sent the message. Dedup keys give its id.
+            if all(receipt.id is not None for receipt in receipts):
+                return receipts
         except EscapementError as error:
             if not error.retryable:
                 raise
-        else:
-            # A producer may learn only that it had sent the message. Dedup keys give its id.
-            if all(receipt.id is not None for receipt in receipts):
-                _confirm(world, messages, receipts)
-                return receipts
         await trio.sleep(rng.uniform(1, 3 * HOUR_S))
     raise AssertionError("a batch could not be sent in many tries")
-
-
-def _confirm(world: World, messages: Sequence[Message], receipts: escapement.Receipts) -> None:
-    for message, receipt in zip(messages, receipts, strict=True):
-        assert receipt.id is not None
-        if not receipt.kept:  # else the receipt names another message
-            world.history.confirm(message, receipt.id.offset)

@@ -62,8 +62,13 @@ def _brand_of(binary: str) -> str:
 class MysqlServer:
     """One server on one data directory. ``start`` works again after any kind of end."""
 
-    def __init__(self, *options: str) -> None:
-        """Install a server; ``options`` extend its command line."""
+    def __init__(self, *options: str, directory: Path | None = None) -> None:
+        """Install a server.
+
+        Args:
+          options: extend its command line.
+          directory: where its directory is; None: in the one for temporary files.
+        """
         binary = _find("mariadbd", "mysqld")
         if binary is None:
             raise NoServerBinary(
@@ -74,7 +79,7 @@ class MysqlServer:
         self._brand = _brand_of(binary)
         self._options = options
         # Short, because the length of a socket's path is limited.
-        self.home = Path(tempfile.mkdtemp(prefix="escapement-db-"))
+        self.home = Path(tempfile.mkdtemp(prefix="escapement-db-", dir=directory))
         self.socket = self.home / "socket"
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -236,9 +241,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def private_server(*options: str) -> Iterator[MysqlServer]:
-    """Start a server, and remove it afterwards."""
-    server = MysqlServer(*options)
+def private_server(*options: str, directory: Path | None = None) -> Iterator[MysqlServer]:
+    """Start a server, and remove it afterwards. See ``MysqlServer`` for the arguments."""
+    server = MysqlServer(*options, directory=directory)
     try:
         server.start()
         yield server

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import trio
@@ -69,8 +69,8 @@ from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.catalog import catalog
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.engine.base import Connection
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.inbox import inbox, job, staged_batch
 from escapement.storage.inbox.amend_request import AmendRequests
 from escapement.storage.inbox.entry import Content
@@ -102,7 +102,7 @@ class InboxRelay:
 
     def __init__(
         self,
-        engine: Engine,
+        connections: ConnectionPool,
         registry: Registry,
         pipeline: CommitPipeline,
         publishing: Publishing,
@@ -120,7 +120,6 @@ class InboxRelay:
         self._amender = amender
         self._keep = keep
         self._amending: frozenset[str] = frozenset()  # busy targets when the step was read
-        self._engine = engine
         self._registry = registry
         self._pipeline = pipeline
         self._publishing = publishing
@@ -130,7 +129,7 @@ class InboxRelay:
         self._stopping = False
         self._wake = trio.Event()
         self._moving = trio.Lock()  # held from reading entries to their commit
-        self._connection = KeptConnection(engine)
+        self._connections = connections
         self.moved = 0  # number of entries moved since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its entries wait, after the last round
         self._blocked: dict[str, str] = {}  # the same, collected by the current round
@@ -182,10 +181,6 @@ class InboxRelay:
     def stop(self) -> None:
         """Start no new step. The remaining entries wait for the next start of the broker."""
         self._stopping = True
-
-    def close(self) -> None:
-        """Close the connection to the database."""
-        self._connection.close()
 
     # -- the task --------------------------------------------------------------
 
@@ -341,7 +336,7 @@ class InboxRelay:
         """
         emptied = [id for one in found for id in one.step.emptied]
         if emptied:
-            dialect = self._engine.dialect
+            dialect = self._connections.engine.dialect
             await self._pipeline.transact(
                 lambda connection: staged_batch.settle(
                     dialect, connection, emptied, self._registry.bundle.id
@@ -486,14 +481,14 @@ class InboxRelay:
         return not wait_ms
 
     def _jobs_now(self, limit: int) -> list[JobState]:
-        with closing(self._engine.connect()) as connection:
+        with self._connections.use() as connection:
             return job.states(connection, limit)
 
     async def _read(self, read: Callable[..., T], *arguments: object) -> T:
         return await self._run(self._read_now, read, *arguments)
 
     def _read_now(self, read: Callable[..., T], *arguments: object) -> T:
-        with self._connection.use() as connection:
+        with self._connections.use() as connection:
             return read(connection, *arguments)
 
 

@@ -25,8 +25,7 @@ from escapement.broker.log.row_cache import Kept, RowCache
 from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.encoding.moves import Moves
-from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import NO_END, LogRow
 from escapement.storage.log.published import Published
@@ -76,10 +75,10 @@ class _Asked:
 class LogReader:
     """The reader of the log of all topics."""
 
-    def __init__(self, engine: Engine, log: Log, run: Run, connection: Connection) -> None:
+    def __init__(self, connections: ConnectionPool, log: Log, run: Run) -> None:
         self._log = log
         self._run = run
-        self._connection = KeptConnection(engine, connection)
+        self._connections = connections
         self._alone = trio.Lock()
         self._asked: dict[int, list[_Asked]] = {}  # by topic
         self._kept = RowCache()
@@ -130,7 +129,7 @@ class LogReader:
         min_due_ms: int,
         max_bytes: int,
     ) -> tuple[list[LogPart], int]:
-        with self._connection.use() as connection:
+        with self._connections.use() as connection:
             rows, reached = self._log.read_due(
                 connection, topic_id, from_offset, until_offset, min_due_ms, max_bytes
             )
@@ -217,7 +216,7 @@ class LogReader:
     def _published(
         self, topic_id: int, offsets: Int64s, bases: Int64s, max_bytes: int
     ) -> tuple[Published, int]:
-        with self._connection.use() as connection:
+        with self._connections.use() as connection:
             rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
             read = [Kept(row.key, Published.of(row)) for row in rows]
             self._kept.keep(read)
@@ -342,17 +341,13 @@ class LogReader:
             return await self._run(self._asked_now, question, *arguments)
 
     def _asked_now(self, question: Callable[..., T], *arguments: object) -> T:
-        with self._connection.use() as connection:
+        with self._connections.use() as connection:
             return question(connection, *arguments)
 
     async def settled(self) -> None:
         """Wait until the read in progress, and those that wait for it, have ended."""
         async with self._alone:
             pass
-
-    def close(self) -> None:
-        """Close the database connection."""
-        self._connection.close()
 
 
 def _part(row: LogRow) -> LogPart:

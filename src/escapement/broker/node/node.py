@@ -56,7 +56,7 @@ from escapement.storage.catalog.catalog import misplaced_topics
 from escapement.storage.catalog.views import create_views
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine, TransactionAborted
-from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.lease import Identity
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
 from escapement.storage.schema import migrate
@@ -124,7 +124,7 @@ class Node:
         self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
-        self._connection = KeptConnection(engine)
+        self._connections = ConnectionPool(engine)
         self._owned: dict[int, OwnedBundle] = {}
         # The version of the catalog in the database, and the one that each broker has.
         self._catalog_version = 0
@@ -199,7 +199,7 @@ class Node:
                     await self._work(self._leave)
         finally:
             self._membership.close()
-            self._connection.close()
+            self._connections.close()
             self.stopped.set()
 
     def _prepare(self) -> None:
@@ -285,11 +285,11 @@ class Node:
             _log.info("node.undrained", "the node takes bundles again")
 
     def _read(self) -> tuple[dict[str, LiveBroker], dict[int, Ownership], dict[str, int]]:
-        with self._connection.use() as connection:
+        with self._connections.use() as connection:
             return *look_at_all(self._engine, connection), shared_numbers(connection)
 
     def _misplaced(self, count: int, up_to_id: int) -> dict[str, int]:
-        with self._connection.use() as connection:
+        with self._connections.use() as connection:
             return misplaced_topics(connection, count, up_to_id)
 
     def _check_alone(self) -> None:
@@ -375,6 +375,7 @@ class Node:
             bundle_id,
             output=self._output,
             membership=self._membership,
+            connections=self._connections,
         )
         broker.directory = self.directory
         return broker

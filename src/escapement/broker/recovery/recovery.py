@@ -77,7 +77,7 @@ def survey(
     parallelism: int,
     now_ms: int,
 ) -> Ground:
-    """Read the stored state. Blocking. The connection stays open for :meth:`Ground.missing`."""
+    """Read the stored state. Blocking. The caller closes the connection when recovery has ended."""
     connection = engine.connect()
     try:
         log = Log.open(engine, connection, lease, parallelism, now_ms)

@@ -22,6 +22,7 @@ from escapement.errors import (
     ShuttingDown,
     StorageUnavailable,
     Unauthenticated,
+    WrongBundle,
 )
 
 _FAILED: Final = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -33,6 +34,7 @@ STATUSES: Final[dict[type[EscapementError], HTTPStatus]] = {
     AlreadyExists: HTTPStatus.CONFLICT,
     Conflict: HTTPStatus.CONFLICT,
     InvalidRequest: HTTPStatus.BAD_REQUEST,
+    WrongBundle: HTTPStatus.MISDIRECTED_REQUEST,
     Busy: HTTPStatus.SERVICE_UNAVAILABLE,
     ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
     StorageUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -35,8 +35,7 @@ from escapement.clock import Clock
 from escapement.message import Bools
 from escapement.storage.blocking import Run
 from escapement.storage.encoding.attempts import AttemptTable
-from escapement.storage.engine.base import Engine
-from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.lease import Lease
@@ -56,7 +55,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        engine: Engine,
+        connections: ConnectionPool,
         lease: Lease,
         log_identity: str,
         base: Mark | None,
@@ -76,7 +75,6 @@ class Checkpointer:
           interval_s: seconds between checkpoints; ``want`` requests one earlier.
           make_room: waits until the index has fewer segments than it may have at most.
         """
-        self._engine = engine
         self._lease = lease
         self._log_identity = log_identity
         self._base = base
@@ -95,7 +93,7 @@ class Checkpointer:
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()
-        self._connection = KeptConnection(engine)
+        self._connections = connections
 
     def touch(self, topic_id: int) -> None:
         """Have the next checkpoint write a topic's state, which changed without a group commit."""
@@ -194,9 +192,5 @@ class Checkpointer:
             self.unwritten.stored()
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        with self._connection.use() as connection:
-            checkpoints.write(self._engine, connection, self._lease, checkpoint)
-
-    def close(self) -> None:
-        """Close the connection to the database."""
-        self._connection.close()
+        with self._connections.use() as connection:
+            checkpoints.write(self._connections.engine, connection, self._lease, checkpoint)
