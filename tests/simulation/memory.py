@@ -12,6 +12,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.services import Services
 from escapement.broker.subscription.due_subscription import DueSubscription
 from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.window_budget import LEAST_MESSAGES
 
 
 def over_bounds(services: Services, limits: BrokerLimits, permits: int) -> Iterator[str]:
@@ -21,14 +22,15 @@ def over_bounds(services: Services, limits: BrokerLimits, permits: int) -> Itera
       permits: the most messages of a subscription that consumers can have at once. They may be
         given back to a full queue of ready messages.
     """
-    keys = 0
+    keys, topics = 0, len(services.registry.active)
     for topic in services.registry.active.values():
         keys += len(topic._coming or ())
         for subscription in topic.subscriptions():
             yield from _of_subscription(subscription, limits, permits)
     index, pipeline = services.index, services.pipeline
     pairs = {
-        "keys in timing wheels": (keys, limits.window_messages),
+        # Each topic may have a small window, even if those of all topics are large.
+        "keys in timing wheels": (keys, 2 * (limits.window_messages + topics * LEAST_MESSAGES)),
         "bytes of the index": (index.memory_bytes, limits.index_memory_bytes),
         "bytes that wait for commit": (pipeline.waiting_bytes, limits.commit_waiting_bytes),
         "undurable acknowledgements": (pipeline.waiting_acks, 2 * limits.unwritten_acks),

@@ -56,7 +56,6 @@ def _manifest_swapped_before_fsync(replace: Replace) -> None:
             temporary.rename(self._path)
             sync_directory(self._path.parent)
             with self._path.open("rb") as file:
-                self._failpoint("manifest renamed")
                 os.fsync(file.fileno())
             self.current = manifest
 
