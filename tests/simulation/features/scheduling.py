@@ -17,7 +17,7 @@ from simulation.world import World
 _TOPIC: Final = "ticks"
 _HOUR_MS: Final = 3_600_000
 # The intervals divide a day, so that cron expressions have them too.
-_HOURS: Final = (4, 6, 8, 12)
+_HOURS: Final = (8, 12)
 _LOOK_S: Final = 60 * HOUR_S
 
 

@@ -15,7 +15,7 @@ from simulation.world import World
 
 _TOPIC: Final = "sought"
 _BATCH: Final = 4
-_MEAN_S: Final = 14 * HOUR_S
+_MEAN_S: Final = 18 * HOUR_S
 # An answer can be that of a repeated request, while the first one is still on its way.
 _REPEATED_S: Final = 600.0
 _LONGEST_PAUSE_S: Final = 12 * HOUR_S
