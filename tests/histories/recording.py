@@ -31,17 +31,25 @@ async def send(
     *,
     sequence: int | None = None,
     dedup: Sequence[str | None] | None = None,
-) -> None:
-    """Publish messages with their delays in milliseconds, and note the receipts."""
+    **columns: Any,
+) -> escapement.Receipts:
+    """Publish messages with their delays in milliseconds, and note the receipts.
+
+    Args:
+      columns: further arguments of ``Producer.send_many``.
+    """
     receipts = await producer.send_many(
         [payload_of(message) for message, _ in batch],
         delay=np.array([delay_ms for _, delay_ms in batch]),
-        keys=[message.key for message, _ in batch],
+        keys=[message.key or None for message, _ in batch],
         sequence=sequence,
         dedup=dedup,
+        **columns,
     )
     for (message, _), receipt in zip(batch, receipts, strict=True):
-        history.confirm(message, receipt.id.offset if receipt.id else -1)
+        if not receipt.kept:  # else the receipt names another message
+            history.confirm(message, receipt.id.offset if receipt.id else -1)
+    return receipts
 
 
 async def amend(
@@ -86,11 +94,17 @@ async def list_dead_letters(
 
 
 async def redrive(
-    history: History, client: escapement.Broker, topic: str, subscription: str, offsets: list[int]
+    history: History,
+    client: escapement.Broker,
+    topic: str,
+    subscription: str,
+    offsets: list[int],
+    **more: str,
 ) -> None:
     """Redrive the dead letters with these offsets."""
     history.dead_letters[subscription].asked |= set(offsets)
-    await client.admin("dlq.redrive", topic=topic, subscription=subscription, offsets=offsets)
+    names = {"topic": topic, "subscription": subscription, **more}
+    await client.admin("dlq.redrive", **names, offsets=offsets)
     history.counts["redriven"] += len(offsets)
 
 

@@ -30,7 +30,7 @@ from simulation.network import ClientStream, Network
 
 ACK_WAIT_MS: Final = 1_800_000
 # Small bounds, so that few messages reach them.
-_LIMITS: Final = BrokerLimits(
+LIMITS: Final = BrokerLimits(
     lease_ms=LEASE_MS,
     handshake_timeout_s=60.0,
     idle_timeout_s=22 * HOUR_S,
@@ -39,6 +39,7 @@ _LIMITS: Final = BrokerLimits(
     max_sleep_s=5 * HOUR_S,
     ready_messages=12,
     deliver_messages=5,
+    unacked_messages=24,
     window_messages=16,
     sparse_generation_bytes=4096,
 )
@@ -77,7 +78,7 @@ class World:
         directory = root / f"host{number}"
         directory.mkdir()
         config = BrokerConfig(
-            ack_wait_ms=ACK_WAIT_MS, limits=_LIMITS, table_parallelism=2, seed=self.seed
+            ack_wait_ms=ACK_WAIT_MS, limits=LIMITS, table_parallelism=2, seed=self.seed
         )
         skew_ms = self.rng.randint(-MOST_SKEW_MS, MOST_SKEW_MS)
         return Host(

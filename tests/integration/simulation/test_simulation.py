@@ -59,3 +59,5 @@ def test_planted_bug_is_found(bug: str) -> None:
             if found := run(seed).violations:
                 break
     assert found
+    # A wrong function that no longer fits the broker would be found, too.
+    assert not [line for line in found if "AttributeError" in line or "TypeError" in line]
