@@ -76,7 +76,10 @@ def _is_explanation(history: History, arrival: Arrival, arrivals: list[Arrival])
     if any(one.way.process != arrival.way.process for one in arrivals):
         return True  # another process took over
     expires_s = arrival.sent_s + history.expiry_s
-    if arrival.acked_s is not None and arrival.acked_s < expires_s:
+    # An acknowledgement in the first half of the ack wait comes in time, except in a trouble.
+    in_time_s = arrival.sent_s + history.expiry_s / 2
+    is_acked = arrival.acked_s is not None and arrival.acked_s < in_time_s
+    if is_acked and history.troubles is not None:
         return False
     left_s = arrival.consumer.left_s
     return expires_s <= last_s or (left_s is not None and left_s <= last_s)
