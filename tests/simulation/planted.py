@@ -1,4 +1,4 @@
-"""Eleven bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
+"""Ten bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
 
 The broker itself has no switch for bugs: ``planted`` puts the wrong function in its place while a
 ``with`` block runs.
@@ -15,7 +15,7 @@ import numpy as np
 
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.subscription.delivery.in_flight import InFlight
-from escapement.broker.subscription.priorities.ready import Ready, Rows
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic import delivery_window
@@ -137,11 +137,6 @@ def _generation_dropped_too_early(replace: Replace) -> None:
     replace(Forgetter, "_emptied", emptied)
 
 
-def _ready_without_a_bound(replace: Replace) -> None:
-    """All due messages of a subscription become ready at once."""
-    replace(Ready, "room", property(lambda self: 1_000_000))
-
-
 BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "ack forgotten at checkpoint": _ack_forgotten_at_checkpoint,
     "manifest swapped before fsync": _manifest_swapped_before_fsync,
@@ -153,7 +148,6 @@ BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "cancel racing hand-over": _cancel_racing_hand_over,
     "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
     "generation dropped one too early": _generation_dropped_too_early,
-    "ready without a bound": _ready_without_a_bound,
 }
 
 
