@@ -157,6 +157,25 @@ class Disconnected(EscapementError):
     retryable = True
 
 
+class NoOwner(Disconnected):
+    """Raised when brokers answer, and none of them serves the topic's bundle at the moment.
+
+    A bundle has no owner while it moves, and until the lease of a dead broker has expired. Clients
+    also do not find the owner if it advertises an address at which they cannot reach it.
+    """
+
+    code = "no_owner"
+
+
+class OtherDatabase(EscapementError):
+    """Raised when a broker uses another database than the one that the client connected to first.
+
+    The addresses of a client must be those of brokers on one database.
+    """
+
+    code = "other_database"
+
+
 # -- storage -------------------------------------------------------------------
 
 

@@ -51,8 +51,9 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
             pages = [page async for page in client.read(topic)]
             assert [one.value for one in pages[0]] == [topic.encode(), b"later"]
         assert links(client) == {0: True, 1: True}
-        greeted = [dict(features) for features in found.nodes["b:7650"].greeted]
-        assert greeted == [{"moved": 1, "bundle": 1}]
+        (greeted,) = [dict(features) for features in found.nodes["b:7650"].greeted]
+        assert greeted.pop("log") == client.limits["log"]
+        assert greeted == {"moved": 1, "bundle": 1}
         assert client.connected
 
 

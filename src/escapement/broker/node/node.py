@@ -26,7 +26,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
-from escapement.broker.directory import Place, wanted_bundle
+from escapement.broker.directory import Place, check_log, wanted_bundle
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
@@ -59,7 +59,7 @@ from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.lease import Identity
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
-from escapement.storage.schema import migrate
+from escapement.storage.schema import log_identity, migrate
 
 _log = EventLog(__name__)
 
@@ -125,6 +125,7 @@ class Node:
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        self._log_identity = b""  # known before the first connection is served
         self._owned: dict[int, OwnedBundle] = {}
         # The version of the catalog in the database, and the one that each broker has.
         self._catalog_version = 0
@@ -158,7 +159,11 @@ class Node:
 
         Args:
           features: the features of the client's Hello, which may name a bundle.
+
+        Raises:
+          OtherDatabase: if the client has used another database before.
         """
+        check_log(features, self._log_identity)
         wanted = wanted_bundle(features)
         if wanted is None and (serving := self.brokers):
             return serving[0]
@@ -207,6 +212,8 @@ class Node:
         self._engine.check_fitness()
         migrate(self._engine)
         create_views(self._engine)
+        with self._connections.use() as connection:
+            self._log_identity = log_identity(connection)
         if self._bundles is not None:
             count = divide_new_database(self._engine, self._bundles)
             if count != self._bundles:

@@ -30,7 +30,13 @@ from escapement.client.connection.retry import Retry
 from escapement.client.connection.route import Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, Unauthenticated, WrongBundle
+from escapement.errors import (
+    Disconnected,
+    EscapementError,
+    OtherDatabase,
+    Unauthenticated,
+    WrongBundle,
+)
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -227,7 +233,8 @@ class Line:
     async def keep(self, link: Link | None) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled.
 
-        It also ends, and closes the line for good, if the broker refuses the client's token.
+        It also ends, and closes the line for good, if the broker refuses the client's token, or if
+        only brokers of another database answer.
 
         Args:
           link: the link that is up; None to connect first.
@@ -246,12 +253,14 @@ class Line:
                 pause_s = self._retry.next_s(anyio.current_time())
             try:
                 link = await self._reconnect(pause_s)
-            except Unauthenticated as error:
+            except (OtherDatabase, Unauthenticated) as error:
                 self.close(error)
                 return
             self.up(link)
 
     async def _reconnect(self, pause_s: float) -> Link:
+        # Until then, brokers of the right database that do not answer have time to come back.
+        until_s = anyio.current_time() + self.settings.request_timeout_s
         while True:
             await anyio.sleep(pause_s)
             try:
@@ -263,6 +272,10 @@ class Line:
                     return await self._route.open(token)
                 except Unauthenticated:
                     raise
+                except OtherDatabase as error:
+                    if self._route.misled or anyio.current_time() >= until_s:
+                        raise
+                    self._refusal = error
                 except EscapementError as error:
                     self._refusal = error  # callers that wait for a link have their own timeouts
             pause_s = self._retry.next_s(anyio.current_time())
