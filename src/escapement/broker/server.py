@@ -132,7 +132,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
             shown.connections = node.front.count_of
 
             def announce() -> None:
-                shown.is_member = True
+                shown.membership = node.membership
                 ready()
                 notify("READY=1")
 

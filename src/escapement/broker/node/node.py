@@ -87,6 +87,7 @@ class Node:
       bundles: the number of bundles of a new database; None: one.
 
     Attributes:
+      membership: the membership of the process.
       draining: whether an operator lets the node give all its bundles to others.
     """
 
@@ -121,7 +122,7 @@ class Node:
         own = make_runners()
         self._work = own.work
         lease_ms = config.limits.lease_ms
-        self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
+        self.membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
@@ -148,7 +149,7 @@ class Node:
         """Stop all brokers cleanly, release their bundles, and end."""
         self.stopping = True
         # At once: a look may be waiting for a database that does not answer.
-        self._membership.drain()
+        self.membership.drain()
         self._release(list(self._owned))
         self._hurry.set()
 
@@ -195,7 +196,7 @@ class Node:
             with one_error():
                 await self._work(self._prepare)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._membership.run)
+                    nursery.start_soon(self.membership.run)
                     await self._begin(nursery)
                     task_status.started()
                     await self._live(nursery)
@@ -203,7 +204,7 @@ class Node:
                 with trio.CancelScope(shield=True):
                     await self._work(self._leave)
         finally:
-            self._membership.close()
+            self.membership.close()
             self._connections.close()
             self.stopped.set()
 
@@ -225,12 +226,12 @@ class Node:
                 )
         if self._engine.kind == "sqlite":
             self._check_alone()
-        self._membership.register()
+        self.membership.register()
 
     def _leave(self) -> None:
         """End the membership, so that other nodes need not wait. Blocking."""
         try:
-            self._membership.leave()
+            self.membership.leave()
         except EscapementError as error:
             _log.warning("node.not_left", "cannot end the membership; it will expire: %s", error)
 
@@ -381,7 +382,7 @@ class Node:
             replace(self.config, limits=replace(limits, index_memory_bytes=share)),
             bundle_id,
             output=self._output,
-            membership=self._membership,
+            membership=self.membership,
             connections=self._connections,
         )
         broker.directory = self.directory
