@@ -241,6 +241,12 @@ class LeaseHeld(StorageError):
     code = "lease_held"
 
 
+class AddressTaken(StorageError):
+    """Raised at start when another live broker has told clients the same address as its own."""
+
+    code = "address_taken"
+
+
 class DataDirectoryInUse(StorageError):
     """Raised at start when another process has locked the broker's data directory."""
 

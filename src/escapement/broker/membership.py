@@ -143,6 +143,7 @@ class Membership:
 
         Raises:
           LeaseHeld: if a process with the same identity is alive at another place.
+          AddressTaken: if a live process with another identity has the same address.
           TransactionAborted: if a row stays locked.
         """
         self._noted = self._clock.now_ms(), self._clock.lease_ms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import trio
 import trio.testing
 
 import escapement
-from escapement.errors import Disconnected, NotFound
+from escapement.errors import Disconnected, NoOwner, NotFound
 from escapement.protocol import commands as wire
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
@@ -277,3 +278,43 @@ async def test_a_client_learns_that_bundles_were_added(
         await producer.send(b"x")
         assert [one.value for one in await arrived(inbox)] == [b"x"]
         await inbox_of.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("address", ["nowhere:1", "a:7650"])
+async def test_owner_that_advertises_a_wrong_address(
+    address: str, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: nobody listens there, or another broker does. Each call ends, with ``NoOwner``."""
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        found.misplace(1, address)
+
+        async def consume() -> None:
+            async with client.consumer(topic, "s"):
+                raise AssertionError("the consumer was opened")
+
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.producer(topic),
+            lambda: client.cancel(0, topic=topic),
+            lambda: client.admin("topics.create", topic=topic),
+            consume,
+        ]
+        errors: list[NoOwner] = []
+
+        async def fail(call: Callable[[], Awaitable[Any]]) -> None:
+            with pytest.raises(NoOwner, match=r"a:7650 does not own bundle 1") as it:
+                await call()
+            errors.append(it.value)
+
+        begun_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(fail, call)
+            for _ in range(400):
+                await found.clock.advance(seconds=0.1)
+                if len(errors) == len(calls):
+                    break
+            nursery.cancel_scope.cancel()
+        assert len(errors) == len(calls)
+        assert trio.current_time() - begun_s < 31
+        assert all(error.retryable for error in errors)

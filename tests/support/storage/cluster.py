@@ -61,7 +61,10 @@ class Node:
         bundle_id = min(self.brokers, default=0) if wanted is None else wanted
         if bundle_id in self.brokers:
             return self.brokers[bundle_id]
-        return Moved(0, bundle_id, *self._cluster.owner_of(bundle_id))
+        place = self._cluster.owner_of(bundle_id)
+        if place.address == self.address:
+            place = Place("", place.epoch)
+        return Moved(0, bundle_id, *place)
 
 
 class Cluster:
@@ -120,6 +123,10 @@ class Cluster:
         self._places += [Place("", 0)] * (count - before)
         for bundle_id in range(before, count):
             await self.start(bundle_id, address)
+
+    def misplace(self, bundle_id: int, address: str) -> None:
+        """Name a wrong address for the owner of a bundle, as one that advertises it does."""
+        self._places[bundle_id] = Place(address, self._places[bundle_id].epoch)
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]

@@ -214,7 +214,9 @@ class Line:
             finally:
                 self._answers.pop(number, None)  # an answer that arrives later is ignored
         if not answers and self.link is None:
-            raise Disconnected(f"gave up after {timeout_s:g} s: {self.unreachable()}")
+            reason = self.unreachable()
+            kind = type(reason) if isinstance(reason, Disconnected) else Disconnected
+            raise kind(f"gave up after {timeout_s:g} s: {reason}")
         if not answers:
             raise Disconnected(
                 f"the broker did not answer within {timeout_s:g} s. The request may still take"
