@@ -38,6 +38,9 @@ class TrueClock:
     def now_ms(self) -> int:
         return START_MS + self.lease_ms()
 
+    def now_s(self) -> float:
+        return self._clock.current_time()
+
     def lease_ms(self) -> int:
         return int(self._clock.current_time() * 1000 + _ROUNDING_MS)
 

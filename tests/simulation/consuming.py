@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -11,9 +10,9 @@ import trio
 
 import escapement
 from escapement.errors import EscapementError
-from escapement.protocol import commands as wire
+from histories.history import Way
+from histories.recording import RecordedInbox
 from simulation.clocks import HOUR_S
-from simulation.history import Arrival, Consumer, History, number_of
 from simulation.world import World
 
 ACTIONS: Final = {"ack": 40, "durable": 30, "nack": 10, "release": 5, "forget": 10, "extend": 3}
@@ -47,87 +46,40 @@ class Subscriber:
 
     async def _stay(self, client: escapement.Broker, kind: str) -> None:
         """Be a consumer for some time, and leave."""
-        record = Consumer(self._subscription)
         options: dict[str, Any] = {"kind": kind, "permits": self._rng.randint(1, PERMITS)}
         stay_s = self._rng.uniform(0.5 * HOUR_S, 60 * HOUR_S)
         consumption = client.consumer(self._topic, self._subscription, **options)
         async with consumption as inbox:
-            listen(self._history, record, inbox)
+            recorded = RecordedInbox(self._history, self._subscription, inbox, _way_of)
             end_s = trio.current_time() + stay_s
             careful = self.careful
             while careful or (trio.current_time() < end_s and not self.careful):
                 message = await inbox.receive(timeout_s=min(stay_s, 8 * HOUR_S))
                 if message is not None:
-                    await self._handle(record, inbox, message)
-            record.left_s = trio.current_time()
+                    await self._handle(recorded, inbox, message.offset)
+            recorded.leave()
 
-    async def _handle(
-        self, record: Consumer, inbox: escapement.Inbox, message: escapement.Message
-    ) -> None:
+    async def _handle(self, recorded: RecordedInbox, inbox: escapement.Inbox, offset: int) -> None:
         (action,) = self._rng.choices(list(ACTIONS), list(ACTIONS.values()))
         if self.careful:
             action = "durable"
         self._history.counts[action] += 1
-        offset = message.offset
         if action in ("nack", "release"):
-            give_back = inbox.nack if action == "nack" else inbox.release
+            give_back = recorded.nack if action == "nack" else recorded.release
             delay = self._rng.choice([None, timedelta(minutes=self._rng.randint(0, 90))])
-            record.latest[offset].returned_s = trio.current_time()
-            await give_back(offset, delay)
+            await give_back([offset], delay)
         elif action == "ack":
-            self._history.ack_sent.add((self._subscription, offset))
-            await inbox.ack(offset)
+            await recorded.ack([offset])
         elif action == "extend":
             await inbox.extend(offset, timedelta(minutes=10))
         elif action == "durable":
-            key = self._subscription, offset
-            self._history.ack_sent.add(key)
-            await inbox.ack(offset, durable=True)
-            self._history.acked_s.setdefault(key, trio.current_time())
+            await recorded.ack_durably([offset])
         if not self.careful and self._rng.random() < 0.3:
             await trio.sleep(self._rng.uniform(0, 0.4 * HOUR_S))
 
 
-def listen(history: History, consumer: Consumer, inbox: escapement.Inbox) -> None:
-    """Note every delivery when it arrives, before the application receives it."""
-    heard: Callable[[wire.Command], None] = inbox._heard
-
-    def tap(command: wire.Command) -> None:
-        if isinstance(command, wire.Deliver):
-            _note(history, consumer, inbox, command)
-        heard(command)
-
-    inbox._heard = tap  # type: ignore[method-assign]
-
-
-def _note(
-    history: History, consumer: Consumer, inbox: escapement.Inbox, command: wire.Deliver
-) -> None:
-    batch = command.decode()
-    values = batch.payloads.to_list()
-    keys = [b""] * len(values) if batch.keys is None else batch.keys.to_list()
-    link = inbox._line.link
-    assert link is not None
-    stream: Any = link._stream
-    for row, value in enumerate(values):
-        again = command.redelivered is not None and bool(command.redelivered[row])
-        attempt = 1 if command.attempts is None else int(command.attempts[row])
-        arrival = Arrival(
-            consumer.subscription,
-            number_of(value),
-            int(command.offsets[row]),
-            int(command.due_ms[row]),
-            keys[row].decode(),
-            again or attempt > 1,
-            stream.last,
-            trio.current_time(),
-            stream.host,
-            stream.cable,
-            consumer,
-        )
-        consumer.latest[arrival.offset] = arrival
-        history.arrivals.append(arrival)
-    history.counts["delivered"] += len(values)
+def _way_of(stream: Any) -> Way:
+    return Way(stream.cable, stream.host, stream.last)
 
 
 def random_delay_ms(rng: random.Random, left_ms: int) -> int:

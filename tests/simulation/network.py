@@ -13,10 +13,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import anyio
 import trio
+
+from histories.history import Sent
 
 _LATENCY_S: Final = (0.0002, 0.02)
 _LONGEST_STALL_S: Final = 120.0
@@ -29,14 +31,6 @@ class Weather:
     stall: float = 0.0
     cut: float = 0.0
     split: float = 0.0
-
-
-class Sent(NamedTuple):
-    """When a piece was sent: by the clock of the simulation, and by that of the broker."""
-
-    at_s: float
-    broker_ms: int
-    number: int = 0  # counts all pieces of the simulation
 
 
 class _Direction:

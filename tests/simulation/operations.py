@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
-import numpy as np
 import trio
 
-import escapement
-from escapement import AmendStatus, MessageId
 from escapement.errors import Disconnected, EscapementError, ProducerFenced
-from escapement.names import TopicName
+from histories.history import Message
+from histories.recording import amend, send
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
 from simulation.consuming import random_delay_ms
-from simulation.history import Amendment, Message, payload_of
 from simulation.world import World
 
 KEYS: Final = 6
@@ -66,10 +63,10 @@ class Publisher:
                         self._history.surprises.append(
                             f"1: {self._topic} forgot sequences from {producer.next_sequence} on"
                         )
-                    await self._send(producer, batch, sequence, dedup)
+                    await send(self._history, producer, batch, sequence=sequence, dedup=dedup)
                     self._sequence += len(batch)
                     if dedup is not None and self._rng.random() < 0.3:  # it changes nothing
-                        await self._send(producer, batch, sequence, dedup)
+                        await send(self._history, producer, batch, dedup=dedup)
                     return
             except (Disconnected, ProducerFenced):
                 unknown = True
@@ -82,23 +79,6 @@ class Publisher:
                     return
             await trio.sleep(self._rng.uniform(1, 3 * HOUR_S))
         raise AssertionError("a batch could not be published in many tries")
-
-    async def _send(
-        self,
-        producer: escapement.Producer,
-        batch: Sequence[tuple[Message, int]],
-        sequence: int | None,
-        dedup: list[str | None] | None,
-    ) -> None:
-        receipts = await producer.send_many(
-            [payload_of(message.number) for message, _ in batch],
-            delay=np.array([delay_ms for _, delay_ms in batch]),
-            keys=[message.key for message, _ in batch],
-            sequence=sequence,
-            dedup=dedup,
-        )
-        for (message, _), receipt in zip(batch, receipts, strict=True):
-            self._history.confirm(message, receipt.id.offset if receipt.id else message.offset)
 
 
 class Amender:
@@ -131,24 +111,15 @@ class Amender:
         due_ms = None
         if self._rng.random() < 0.5:
             due_ms = now_ms + random_delay_ms(self._rng, max(end_ms - now_ms, 0))
-        amendment = Amendment(due_ms, now_ms)
-        message.amendments.append(amendment)
         try:
             async with self._world.connect(self._world.bundle_of(message.topic)) as client:
-                id = MessageId(TopicName.parse(message.topic).full, message.offset)
                 if due_ms is None:
-                    (outcome,) = await client.cancel([id])
+                    await amend(self._history, client, message, None, client.cancel, "cancelled")
                 else:
                     at = datetime.fromtimestamp(due_ms / 1000, UTC)
-                    (outcome,) = await client.reschedule([id], at=at)
+                    call = partial(client.reschedule, at=at)
+                    await amend(self._history, client, message, due_ms, call, "rescheduled")
         except EscapementError as error:
             if not error.retryable:
                 raise
             self._history.counts["amendments without an answer"] += 1
-            return
-        amendment.answered_ms = self._history.now_ms()
-        cancelled = due_ms is None and outcome.status is AmendStatus.CANCELLED
-        amendment.done = outcome.status is AmendStatus.DONE or cancelled
-        amendment.handed = frozenset(outcome.handed)
-        kind = "cancelled" if due_ms is None else "rescheduled"
-        self._history.counts[kind] += amendment.done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +13,13 @@ import trio
 import trio.testing
 
 from escapement.errors import EscapementError, NotFound
+from histories.checker import violations
+from histories.history import History
+from histories.recording import list_dead_letters
+from histories.storing import unfinished
 from simulation.alarms import alarms
-from simulation.checker import Checker
 from simulation.clocks import HOUR_S, stretched
 from simulation.consuming import Subscriber
-from simulation.history import History, number_of
 from simulation.operations import Amender, Publisher
 from simulation.pausing import pausable
 from simulation.troubles import Troubles
@@ -30,10 +31,13 @@ DAYS: Final = 30
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = "d"
+MAX_DELIVERIES: Final = 3
+# A broker sends a message within this time after it has decided to.
+SENDING_S: Final = 2.0
 _BASE: Final[dict[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
 _POLICIES: Final[dict[str, dict[str, Any]]] = {
     "a": _BASE,
-    WITH_DEAD_LETTERS: _BASE | {"max_deliveries": 3},
+    WITH_DEAD_LETTERS: _BASE | {"max_deliveries": MAX_DELIVERIES},
     "k": _BASE | {"order": "key"},
 }
 _TOPICS: Final = {
@@ -44,6 +48,8 @@ _MEAN_S: Final = 32 * HOUR_S
 # Healthy time until all messages must be acknowledged: longer than two leases and some retries.
 _DRAIN_DAYS: Final = 6
 _MOST_DAYS: Final = 60
+# Other counts of the history have these deliveries and messages, too.
+_NO_OPERATIONS: Final = {"delivered again", "dead letters"}
 
 
 @dataclass
@@ -58,12 +64,16 @@ class Report:
     @property
     def days(self) -> float:
         """The virtual time in days."""
-        return 0.0 if self.history is None else self.history.now_s / 86_400
+        return 0.0 if self.history is None else self.history.now_s() / 86_400
 
     @property
     def operations(self) -> int:
         """The number of calls of clients, and of deliveries to them."""
-        return 0 if self.history is None else self.history.counts.total()
+        if self.history is None:
+            return 0
+        return sum(
+            self.history.counts[kind] for kind in self.history.counts.keys() - _NO_OPERATIONS
+        )
 
     @property
     def faults(self) -> int:
@@ -101,7 +111,9 @@ async def _live(
         report.history = history
         history.topics = {topic: list(kinds) for topic, kinds in _TOPICS.items()}
         history.kinds = {name: kind for kinds in _TOPICS.values() for name, kind in kinds.items()}
-        history.ack_wait_s = ACK_WAIT_MS / 1000
+        history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
+        history.sending_s = SENDING_S
+        history.expiry_s = ACK_WAIT_MS / 1000 - SENDING_S
         await _set_up(world)
         subscribers = [
             Subscriber(world, topic, name, number)
@@ -145,7 +157,7 @@ async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
 
 def _violations(world: World, *, drained: bool) -> list[str]:
     world.history.disk_failed = any(host.disk.failed for host in world.hosts)
-    return list(Checker(world.history).violations(drained=drained))
+    return list(violations(world.history, drained=drained))
 
 
 async def _set_up(world: World) -> None:
@@ -175,21 +187,19 @@ async def _drain(world: World) -> None:
         while True:
             await trio.sleep(HOUR_S)
             await _list_dead_letters(world)
-            if next(Checker(world.history).unfinished(), None) is None:
+            if next(unfinished(world.history), None) is None:
                 break
     await trio.sleep(2 * HOUR_S)  # a delivery that breaks an invariant may still come
 
 
 async def _list_dead_letters(world: World) -> None:
-    """Read the dead letters of the subscription that has some."""
-    topic = f"{PLAIN}-{WITH_DEAD_LETTERS}-DLQ"
-    found: Counter[int] = Counter()
+    """Note the dead letters of the subscription that has some."""
     try:
+        topic = f"{PLAIN}-{WITH_DEAD_LETTERS}-DLQ"
         async with world.connect(world.bundle_of(topic)) as client:
-            async for page in client.read(topic):
-                found.update(number_of(entry.payload) for entry in page)
+            await list_dead_letters(
+                world.history, client, PLAIN, WITH_DEAD_LETTERS, dead_letter_topic=topic
+            )
     except EscapementError as error:
         if not (error.retryable or isinstance(error, NotFound)):
             raise
-        return
-    world.history.dead[WITH_DEAD_LETTERS] = found

@@ -20,11 +20,11 @@ from escapement.errors import Disconnected
 from escapement.names import TopicName
 from escapement.storage import schema
 from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from histories.history import History
 from simulation.calls import Threads
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
 from simulation.database import Server, SimulatedEngine
 from simulation.disk import simulated
-from simulation.history import History
 from simulation.host import Host
 from simulation.network import ClientStream, Network
 
@@ -65,7 +65,7 @@ class World:
         self.network = Network(self.chance("network"))
         self.server = Server(root / "log.sqlite3", self.clock.now_ms, self.chance("database"))
         self.threads = Threads()
-        self.history = History(self.clock.now_ms)
+        self.history = History(self.clock)
         self.bundles = self.rng.choice([1, 1, 1, 2])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 

@@ -1,8 +1,9 @@
-"""A black-box stress test: broker processes, clients over TCP, and a model of its own.
+"""A black-box stress test: broker processes, and clients over TCP.
 
 Begin with ``run.py``, which puts a run together. Clients (``producing.py``, ``consuming.py``,
-``amending.py``, ``redriving.py``) record receipts, answers and deliveries in ``history.py``. At the
-end ``rules.py`` compares the history with the promises of the broker.
+``amending.py``, ``redriving.py``) record receipts, answers and deliveries in a history. At the end
+the rules of ``histories`` compare it with the promises of the broker, and ``shown.py`` names events
+that the run never showed.
 
 =========================================  ======================================================
 one broker                                 ``troubles.py`` kills it and damages its files meanwhile

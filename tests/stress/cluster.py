@@ -25,9 +25,9 @@ from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.open import open_engine
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
 from escapement.storage.schema import migrate
-from stress.history import History, now_ms
+from histories.history import History
 from stress.stressed import LIMITS, StressedBroker
-from stress.troubles import CUT_OFF_MS
+from stress.troubles import CUT_OFF_S
 from support.database.servers import MysqlServer
 from support.faults.tcp_proxy import LossyProxy, lossy_proxy
 from support.processes.broker import until
@@ -132,7 +132,7 @@ class Cluster:
         self._killed: set[Node] = set()  # from outside, and not yet noted
         self._bundles: dict[int, Ownership] = {}
         self._addresses: dict[tuple[str, str], str] = {}  # of processes, by owner and incarnation
-        self._looked_ms = 0  # the last look that succeeded began then
+        self._looked_s = 0.0  # the last look that succeeded began then
 
     @property
     def url(self) -> str:
@@ -153,10 +153,10 @@ class Cluster:
 
     async def until_served(self) -> Node:
         """Wait until each bundle has an owner that runs. Return one of the owners, at random."""
-        began_ms = now_ms()
+        began_s = self.history.now_s()
         bundles = range(BUNDLES)
         await until(
-            lambda: self._looked_ms > began_ms and all(map(self.owner_of, bundles)), timeout_s=120
+            lambda: self._looked_s > began_s and all(map(self.owner_of, bundles)), timeout_s=120
         )
         owner = self.owner_of(self.chance.choice(bundles))
         assert owner is not None
@@ -177,21 +177,21 @@ class Cluster:
 
     async def _look_again(self) -> None:
         while True:
-            began_ms = now_ms()
+            began_s = self.history.now_s()
             try:
                 brokers, bundles = await trio.to_thread.run_sync(self._look)
             except (EscapementError, TransactionAborted):
                 brokers, bundles = {}, self._bundles
-            before_ms = self._looked_ms or began_ms
+            before_s = self._looked_s or began_s
             for one in brokers.values():
                 self._addresses[one.owner_id, one.incarnation] = one.address
             for bundle_id, row in bundles.items():
                 before = self._bundles.get(bundle_id, row)
                 if taken := row.epoch - before.epoch:
                     self.history.counts["take-overs"] += row.owner_id != before.owner_id
-                    self.history.troubles += [(before_ms, now_ms() + CUT_OFF_MS)] * taken
+                    self.history.trouble(before_s, self.history.now_s() + CUT_OFF_S, taken)
             if brokers:
-                self._bundles, self._looked_ms = bundles, began_ms
+                self._bundles, self._looked_s = bundles, began_s
             await trio.sleep(_LOOK_S)
 
     def _look(self) -> tuple[dict[str, LiveBroker], dict[int, Ownership]]:
@@ -214,16 +214,16 @@ class Cluster:
             counts[f"ended by {node.why}"] += 1
             if node.why not in _MAY_END_BY and "=error" not in node.broker.failpoints:
                 said = node.broker.complaints()[-2_000:]
-                self.history.faults.append(f"ended: {node.name} ended with code {code}: {said}")
+                self.history.surprises.append(f"ended: {node.name} ended with code {code}: {said}")
 
     def stop(self) -> None:
         """Stop all brokers cleanly; note one that does not end so, and leases that expired."""
         for node in self.nodes:
             code = node.broker.stop() if node.serves else 0
             if code and not (code == -signal.SIGKILL and node.broker.failpoints):
-                self.history.faults.append(f"ended: SIGTERM ended {node.name} with code {code}")
-            for at_ms in node.expired_ms():
-                self.history.troubles.append((at_ms - 2 * self._lease_ms, at_ms + CUT_OFF_MS))
+                self.history.surprises.append(f"ended: SIGTERM ended {node.name} with code {code}")
+            for at_s in map(self.history.seconds, node.expired_ms()):
+                self.history.trouble(at_s - self._lease_ms / 500, at_s + CUT_OFF_S)
 
     def kill(self, node: Node) -> None:
         """Send SIGKILL to a node."""

@@ -11,8 +11,7 @@ import trio
 
 from escapement.failpoints import POINTS
 from stress.cluster import LEASE_MS, SELDOM, Cluster, Node
-from stress.history import now_ms
-from stress.troubles import CUT_OFF_MS, in_rounds
+from stress.troubles import CUT_OFF_S, in_rounds
 from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import flip_a_bit
 from support.processes.broker import STOP_TIMEOUT_S
@@ -87,11 +86,11 @@ class ClusterTroubles:
         node = await cluster.until_served()
         await trio.sleep(cluster.chance.uniform(0, 1))
         history.counts[kind] += 1
-        began_ms = now_ms()
+        began_s = history.now_s()
         await self._do[kind](node)
         await cluster.until_served()
         if kind != KILL:  # the cluster notes the end of a broker
-            history.troubles.append((began_ms, now_ms() + CUT_OFF_MS))
+            history.trouble(began_s, history.now_s() + CUT_OFF_S)
 
     async def _kill(self, node: Node) -> None:
         """Kill the owner, unless it soon dies at its failpoint. A clean stop reaches one of them.
@@ -156,7 +155,7 @@ class ClusterTroubles:
             if one.serves:
                 one.broker.process.terminate()
                 if not await _ends(one, STOP_TIMEOUT_S):
-                    self._cluster.history.faults.append(f"ended: {one.name} ignored SIGTERM")
+                    self._cluster.history.surprises.append(f"ended: {one.name} ignored SIGTERM")
                 await self._cluster.until_served()
 
 

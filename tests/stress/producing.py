@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import trio
 
 import escapement
 from escapement.errors import EscapementError
-from stress.history import now_ms, payload_of
+from histories.recording import send
 from stress.world import World, passes
 from support.processes.broker import PATIENT
 
@@ -42,16 +41,14 @@ async def produce(world: World, topic: str, name: str | None) -> None:
 async def _publish(
     world: World, producer: escapement.Producer, topic: str, with_dedup: bool
 ) -> None:
-    delays = [draw_delay_ms(world) for _ in range(BATCH)]
-    began_ms = now_ms()
-    numbers = [
-        world.history.publish(topic, began_ms + d, world.chance.random() < POISON_SHARE)
-        for d in delays
-    ]
-    values = [payload_of(number, world.chance.randint(*SIZES)) for number in numbers]
-    keys = [f"k{world.chance.randrange(40)}" for _ in numbers]
-    dedup = [f"d{number}" for number in numbers] if with_dedup else None
+    batch = []
+    for _ in range(BATCH):
+        delay_ms = draw_delay_ms(world)
+        key = f"k{world.chance.randrange(40)}"
+        message = world.history.publish(topic, key, world.history.now_ms() + delay_ms)
+        message.poison = world.chance.random() < POISON_SHARE
+        message.size_bytes = world.chance.randint(*SIZES)
+        batch.append((message, delay_ms))
+    dedup = [f"d{message.number}" for message, _ in batch] if with_dedup else None
     for _ in range(2 if with_dedup else 1):
-        receipts = await producer.send_many(values, delay=np.array(delays), keys=keys, dedup=dedup)
-    for number, receipt in zip(numbers, receipts, strict=True):
-        world.history.confirm(number, receipt.id.offset if receipt.id else -1)
+        await send(world.history, producer, batch, dedup=dedup)

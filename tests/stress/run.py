@@ -17,13 +17,15 @@ import trio
 
 import escapement
 from escapement.errors import EscapementError
-from stress.amending import amend
+from histories.checker import violations
+from histories.storing import unfinished
+from stress.amending import amend_some
 from stress.cluster import cluster_of
 from stress.cluster_troubles import OTHERS, ClusterTroubles
 from stress.consuming import consume
 from stress.producing import produce
-from stress.redriving import list_dead_letters, redrive
-from stress.rules import MINUTES_TO_SHOW_ALL, unfinished, unshown, violations
+from stress.redriving import list_all, redrive_some
+from stress.shown import MINUTES_TO_SHOW_ALL, unshown
 from stress.stressed import LIMITS, StressedBroker
 from stress.troubles import Troubles
 from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, new_history, passes, set_up
@@ -111,7 +113,7 @@ def judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) 
       shows_all: whether the run was long enough to show everything.
     """
     _count_logs(world, directory)
-    found = list(violations(world.history))
+    found = list(violations(world.history, drained=True))
     if found:
         (directory / "violations.txt").write_text("\n".join(found))
     else:
@@ -145,8 +147,8 @@ async def traffic(
             for topic in (PLAIN, KEYED):
                 nursery.start_soon(produce, world, topic, f"named-{topic}")
                 nursery.start_soon(produce, world, topic, None)
-            nursery.start_soon(amend, world)
-            nursery.start_soon(redrive, world)
+            nursery.start_soon(amend_some, world)
+            nursery.start_soon(redrive_some, world)
             if reports:
                 nursery.start_soon(_report, world)
             await disturb()
@@ -162,7 +164,7 @@ async def _settle(world: World, client: escapement.Broker) -> None:
         while True:
             await trio.sleep(2)
             try:
-                await list_dead_letters(world, client)
+                await list_all(world, client)
             except EscapementError as error:
                 if not passes(error):
                     raise
@@ -181,7 +183,7 @@ async def _report(world: World) -> None:
     while True:
         await trio.sleep(PROGRESS_S)
         minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        print(f"{minutes}:{seconds:02} {_counts(world, len(world.history.faults))}", flush=True)
+        print(f"{minutes}:{seconds:02} {_counts(world, len(world.history.surprises))}", flush=True)
 
 
 def _counts(world: World, broken: int) -> str:

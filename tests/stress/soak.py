@@ -14,6 +14,7 @@ import random
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,6 @@ import trio
 import escapement
 from escapement.broker.limits import DEFAULT_LIMITS
 from stress.cluster import BUNDLES, Cluster, cluster_of
-from stress.history import now_ms
 from stress.run import judge, traffic
 from stress.stressed import SLOW_SHARE
 from stress.watched import Sample, exceeded, growing
@@ -77,7 +77,7 @@ async def measure(url: str, late_ms: list[int]) -> None:
         async with client.consumer("timed", "t", permits=1_000) as inbox:
             nursery.start_soon(publish)
             async for batch in inbox.batches():
-                late_ms += (now_ms() - batch.due_ms[~batch.redelivered]).tolist()
+                late_ms += (time.time_ns() // 1_000_000 - batch.due_ms[~batch.redelivered]).tolist()
                 await inbox.ack(batch.offsets)
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 import trio
 
-from stress.history import now_ms
 from stress.world import World
 from support.database.servers import MysqlServer
 from support.faults.damaged_bytes import scramble
@@ -18,7 +17,7 @@ from support.processes.broker import BrokerProcess, until
 
 # Connections may end up to this much later than a trouble: the lease has to be renewed, and clients
 # reconnect.
-CUT_OFF_MS: Final = 5_000
+CUT_OFF_S: Final = 5.0
 # Troubles that a broker must survive without a restart.
 _BROKER_KEEPS_RUNNING: Final = ("damaged index", "database killed", "database paused")
 
@@ -64,14 +63,14 @@ class Troubles:
     async def run(self, seconds: float) -> None:
         """Cause troubles until the time is over."""
         end_s = trio.current_time() + seconds
-        chance, counts = self._world.chance, self._world.history.counts
+        chance, history = self._world.chance, self._world.history
         first, *others = self._kinds
         coming = in_rounds(first, others, chance)
         while trio.current_time() < end_s:
             await trio.sleep(chance.uniform(1, 8))
             kind = next(coming)
-            counts[kind] += 1
-            began_ms = now_ms()
+            history.counts[kind] += 1
+            began_s = history.now_s()
             await self._restart_if_ended()
             await trio.to_thread.run_sync(self._kinds[kind])
             await trio.sleep(chance.uniform(0, 2))
@@ -82,20 +81,22 @@ class Troubles:
             else:
                 await trio.to_thread.run_sync(self._broker.start)
             await until(self._broker.ready)
-            times = [(began_ms, now_ms() + CUT_OFF_MS)]
-            self._world.history.troubles += times * (2 if kind == "SIGKILL twice" else 1)
+            times = 2 if kind == "SIGKILL twice" else 1
+            history.trouble(began_s, history.now_s() + CUT_OFF_S, times)
 
     def stop(self) -> None:
         """Send SIGTERM; note an end that is not clean."""
         self._note_end()
         if self._broker.running and (code := self._broker.stop()):
-            self._world.history.faults.append(f"ended: SIGTERM ended with code {code}")
+            self._world.history.surprises.append(f"ended: SIGTERM ended with code {code}")
 
     def _note_end(self) -> None:
         """Record a fault if the broker process has ended by itself."""
         if not self._broker.running:
             code = self._broker.process.returncode
-            self._world.history.faults.append(f"ended: the broker ended by itself with code {code}")
+            self._world.history.surprises.append(
+                f"ended: the broker ended by itself with code {code}"
+            )
 
     async def _restart_if_ended(self) -> None:
         self._note_end()

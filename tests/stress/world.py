@@ -11,8 +11,7 @@ import trio
 
 import escapement
 from escapement.errors import AlreadyExists, EscapementError, IndexDamaged
-from stress.history import History
-from stress.rules import MAX_DELIVERIES
+from histories.history import History, RealClock
 
 # With two bundles, each of the topics belongs to another one, with its dead letters.
 PLAIN: Final = "orders"
@@ -21,7 +20,11 @@ KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
+MAX_DELIVERIES: Final = 2
 ACK_WAIT_MS: Final = 5_000
+# Deliveries and confirmations travel over different connections. A delivery may be received this
+# long after a confirmation that was sent later.
+SENDING_S: Final = 1.0
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "p": {
         "max_deliveries": MAX_DELIVERIES,
@@ -47,7 +50,15 @@ def passes(error: EscapementError) -> bool:
 
 def new_history() -> History:
     """Return a history of the topics and subscriptions above."""
-    return History({PLAIN: ["p", "q"], KEYED: ["k"]}, ordered=frozenset({"k"}))
+    history = History(RealClock())
+    history.topics = {PLAIN: ["p", "q"], KEYED: ["k"]}
+    history.kinds = {"p": "shared", "q": "shared", "k": "key"}
+    history.max_deliveries = dict.fromkeys(WITH_DEAD_LETTERS, MAX_DELIVERIES)
+    history.troubles = []
+    history.sending_s = SENDING_S
+    # A message that waits longer than this for its acknowledgement may time out.
+    history.expiry_s = ACK_WAIT_MS / 2_000
+    return history
 
 
 @dataclass

@@ -36,7 +36,15 @@ def test_seed_repeats_exactly() -> None:
 def _seen(report: Report) -> list[tuple[object, ...]]:
     assert report.history is not None
     return [
-        (one.subscription, one.number, one.offset, one.due_ms, one.again, one.sent, one.host)
+        (
+            one.subscription,
+            one.number,
+            one.offset,
+            one.due_ms,
+            one.again,
+            one.way.sent,
+            one.way.process,
+        )
         for one in report.history.arrivals
     ]
 

@@ -38,6 +38,7 @@ from escapement.broker.side_port.refusals import failed, no_such_route, refusal
 from escapement.broker.side_port.shown import Shown
 from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound, WrongBundle
 from escapement.names import NamespaceName
+from escapement.protocol.bundle_verbs import MERGED, SOUGHT
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
 MOST_REQUESTS: Final = 16
@@ -128,6 +129,12 @@ class SidePortApp:
                 "Send the arguments with the header Content-Type: application/json."
             )
         arguments = json_values.decode(await _body(request))
+        if verb in MERGED:
+            brokers = self._shown.brokers_of_all()
+            answers = await self._answers(brokers, verb, arguments, request)
+            return _result(MERGED[verb](answers))
+        if verb in SOUGHT:
+            return _result(await self._sought(verb, arguments, request))
         try:
             result = await self._at(self._shown.broker_for(arguments), verb, arguments, request)
         except WrongBundle as error:  # dead letters may lie in another bundle than their topic
@@ -135,7 +142,33 @@ class SidePortApp:
             if there is None:
                 raise
             result = await self._at(there, verb, arguments, request)
-        return Response(json_values.encode(result), media_type="application/json")
+        return _result(result)
+
+    async def _answers(
+        self, brokers: list[Broker], verb: str, arguments: dict[str, Any], request: Request
+    ) -> list[Plain]:
+        """Return the answers of the brokers that know the names in the arguments.
+
+        Raises:
+          NotFound: if none of them does.
+        """
+        answers, refusal = [], NotFound("no broker")
+        for broker in brokers:
+            try:
+                answers.append(await self._at(broker, verb, arguments, request))
+            except NotFound as error:
+                refusal = error
+        if not answers:
+            raise refusal
+        return answers
+
+    async def _sought(self, verb: str, arguments: dict[str, Any], request: Request) -> Plain:
+        """Return the answer of the broker that knows the names in the arguments."""
+        try:
+            return (await self._answers(self._shown.brokers, verb, arguments, request))[0]
+        except NotFound:
+            self._shown.brokers_of_all()  # refuses if another process may know them
+            raise
 
     async def _at(
         self, broker: Broker, verb: str, arguments: dict[str, Any], request: Request
@@ -167,6 +200,10 @@ class SidePortApp:
 
 async def _off(request: Request) -> Response:
     raise NotFound("The administration over HTTP is off. Start the broker with --http-admin.")
+
+
+def _result(result: Plain) -> Response:
+    return Response(json_values.encode(result), media_type="application/json")
 
 
 async def _body(request: Request) -> bytes:

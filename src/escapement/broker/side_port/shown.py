@@ -93,6 +93,26 @@ class Shown:
             )
         return found
 
+    def brokers_of_all(self) -> list[Broker]:
+        """Return the brokers of all bundles of the database.
+
+        Raises:
+          Busy: if no broker has started.
+          WrongBundle: if another process owns some of the bundles.
+        """
+        brokers = self.brokers
+        if not brokers:
+            raise Busy("the broker has not started yet")
+        directory = brokers[0].directory
+        missing = [b for b in range(directory.count) if b not in self._brokers]
+        if missing:
+            raise WrongBundle(
+                f"This request is about all bundles, and this process does not own bundle"
+                f" {missing[0]}. Use the command line or a client, which ask all brokers.",
+                missing[0],
+            )
+        return brokers
+
     @contextmanager
     def use(self, broker: Broker) -> Iterator[Broker]:
         """Use a broker in a ``with`` block, which is cancelled if the broker ends.

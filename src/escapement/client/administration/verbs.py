@@ -2,12 +2,13 @@
 
 A *verb* is the name of an administrative request, such as ``topics.get``. A *bundle* is a set of
 topics with one broker. Most verbs are about one topic, and go to the broker of its bundle. The
-others are in the tables below. With one bundle, all verbs go to its broker.
+others are in the tables here and in ``protocol/bundle_verbs.py``. With one bundle, all verbs go to
+its broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -21,9 +22,8 @@ from escapement.client.connection.retried_request import (
 )
 from escapement.errors import NotFound, WrongBundle
 from escapement.protocol import commands as wire
+from escapement.protocol.bundle_verbs import MERGED, SOUGHT, Merge, contents
 
-# The most rows of a listing, as for one broker.
-MOST_ROWS: Final = 10_000
 # The bundle whose broker carries out the verbs about what all bundles share.
 _SHARED: Final = 0
 # The first words of these verbs.
@@ -32,18 +32,9 @@ SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
 ANYWHERE: Final = "cluster"
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
-# Verbs about a schedule by its name. The schedule belongs to the bundle of its topic, which the
-# client does not know. So it asks the brokers one after the other until one knows the schedule.
-SOUGHT: Final = {
-    "schedules.get", "schedules.update", "schedules.run_now", "schedules.next",
-    "schedules.pause", "schedules.resume", "schedules.delete",
-}  # fmt: skip
-
 # The first words of verbs about the messages of a topic, or the dead letters that came from it. The
 # broker of the topic knows which dead-letter topic has these, and names its bundle.
 FOLLOWED: Final = ("dlq", "bulk")
-
-Merge = Callable[[list[Any]], Any]
 
 
 async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
@@ -144,75 +135,8 @@ async def _create_many(lines: Lines, verb: str, arguments: Mapping[str, Any]) ->
 
 async def _delete_namespace(lines: Lines, verb: str, arguments: Mapping[str, Any]) -> Any:
     """Count what a namespace has in all bundles, and delete it unless this is a dry run."""
-    counts = await _of_all(lines, verb, {**arguments, "dry_run": True}, _contents)
+    counts = await _of_all(lines, verb, {**arguments, "dry_run": True}, contents)
     if arguments.get("dry_run"):
         return counts
     answer = await _of_bundle(lines, _SHARED, verb, arguments)
     return {name: counts.get(name, value) for name, value in answer.items()}
-
-
-# -- merging -------------------------------------------------------------------------------
-
-
-def _topics(answers: list[Any]) -> Any:
-    names = sorted(name for answer in answers for name in answer["topics"])
-    return {"topics": names[:MOST_ROWS], "total": sum(answer["total"] for answer in answers)}
-
-
-def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
-    """Return a function that merges lists, with their rows in the order of ``key``."""
-
-    def merge(answers: list[Any]) -> Any:
-        rows = (row for answer in answers for row in answer)
-        return sorted(rows, key=key, reverse=reverse)[:MOST_ROWS]
-
-    return merge
-
-
-def _inbox(answers: list[Any]) -> Any:
-    """Merge lists of targets. Each broker lists all targets, and why its own wait."""
-    rows: dict[str, Any] = {}
-    for row in (row for answer in answers for row in answer):
-        if row["reason"] is not None or row["target"] not in rows:
-            rows[row["target"]] = row
-    return list(rows.values())
-
-
-def _contents(answers: list[Any]) -> Any:
-    """Merge what a namespace has in each bundle."""
-    return {
-        name: value if isinstance(value, str) else sum(answer[name] for answer in answers)
-        for name, value in answers[0].items()
-    }
-
-
-def _figures(answers: list[Any]) -> Any:
-    """Merge the figures of brokers: sums, and the different texts one after the other."""
-    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
-
-
-def _figure(name: str, values: list[Any]) -> Any:
-    if isinstance(values[0], bool):
-        return all(values)
-    if name in ("log_generation", "table_parallelism"):
-        return max(values)
-    if isinstance(values[0], int):
-        return sum(values)
-    if isinstance(values[0], str):
-        return ", ".join(dict.fromkeys(values))
-    return _distinct(text for value in values for text in value)
-
-
-def _distinct(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
-
-
-# Verbs that every broker answers for its bundle, and how their answers become one.
-MERGED: Final[dict[str, Merge]] = {
-    "topics.list": _topics,
-    "schedules.list": _by(lambda row: row["schedule"]),
-    "bulk.list": _by(lambda row: (row["created_at_ms"], row["id"]), reverse=True),
-    "inbox.list": _inbox,
-    "broker.stats": _figures,
-    "broker.update": _figures,
-}

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from escapement.broker.admin.admin import VERBS
-from escapement.client.administration.verbs import (
-    ANYWHERE,
-    ELSEWHERE,
-    MERGED,
-    MOST_ROWS,
-    SHARED,
-    SOUGHT,
-)
+from escapement.client.administration.verbs import ANYWHERE, ELSEWHERE, SHARED
+from escapement.protocol.bundle_verbs import MERGED, MOST_ROWS, SOUGHT
 from support.verb_arguments import TAKEN
 
 

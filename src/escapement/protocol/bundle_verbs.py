@@ -1,0 +1,86 @@
+"""Verbs that concern the brokers of several bundles, and how their answers become one. Pure.
+
+A *verb* is the name of an administrative request, such as ``topics.list``. A *bundle* is a set of
+topics with one broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+# The most rows of a listing, as for one broker.
+MOST_ROWS: Final = 10_000
+
+# Verbs about a schedule by its name. The schedule belongs to the bundle of its topic, which the
+# caller does not know. So each broker is asked in turn until one knows the schedule.
+SOUGHT: Final = {
+    "schedules.get", "schedules.update", "schedules.run_now", "schedules.next",
+    "schedules.pause", "schedules.resume", "schedules.delete",
+}  # fmt: skip
+
+Merge = Callable[[list[Any]], Any]
+
+
+def _topics(answers: list[Any]) -> Any:
+    names = sorted(name for answer in answers for name in answer["topics"])
+    return {"topics": names[:MOST_ROWS], "total": sum(answer["total"] for answer in answers)}
+
+
+def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
+    """Return a function that merges lists, with their rows in the order of ``key``."""
+
+    def merge(answers: list[Any]) -> Any:
+        rows = (row for answer in answers for row in answer)
+        return sorted(rows, key=key, reverse=reverse)[:MOST_ROWS]
+
+    return merge
+
+
+def _inbox(answers: list[Any]) -> Any:
+    """Merge lists of targets. Each broker lists all targets, and why its own wait."""
+    rows: dict[str, Any] = {}
+    for row in (row for answer in answers for row in answer):
+        if row["reason"] is not None or row["target"] not in rows:
+            rows[row["target"]] = row
+    return list(rows.values())
+
+
+def contents(answers: list[Any]) -> Any:
+    """Merge what a namespace has in each bundle."""
+    return {
+        name: value if isinstance(value, str) else sum(answer[name] for answer in answers)
+        for name, value in answers[0].items()
+    }
+
+
+def _figures(answers: list[Any]) -> Any:
+    """Merge the figures of brokers: sums, and the different texts one after the other."""
+    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
+
+
+def _figure(name: str, values: list[Any]) -> Any:
+    if isinstance(values[0], bool):
+        return all(values)
+    if name in ("log_generation", "table_parallelism"):
+        return max(values)
+    if isinstance(values[0], int):
+        return sum(values)
+    if isinstance(values[0], str):
+        return ", ".join(dict.fromkeys(values))
+    return _distinct(text for value in values for text in value)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+# Verbs that each broker answers for its bundle, and the function that merges the answers.
+MERGED: Final[dict[str, Merge]] = {
+    "topics.list": _topics,
+    "schedules.list": _by(lambda row: row["schedule"]),
+    "bulk.list": _by(lambda row: (row["created_at_ms"], row["id"]), reverse=True),
+    "inbox.list": _inbox,
+    "broker.stats": _figures,
+    "broker.update": _figures,
+}

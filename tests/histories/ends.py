@@ -1,0 +1,22 @@
+"""Brokers end by themselves only for the reasons that faults explain (invariants 7 and 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from escapement.errors import LeaseLost, StorageError, StorageUnavailable
+from escapement.storage.engine.base import TransactionAborted
+from histories.history import History
+
+
+def ended(history: History) -> Iterator[str]:
+    for end in history.ends:
+        if not _is_explained(history, end.error):
+            yield f"ended (7, 8): {end.host} ended at {end.at_s:.3f} s: {end.error!r}"
+
+
+def _is_explained(history: History, error: BaseException) -> bool:
+    if isinstance(error, LeaseLost | StorageUnavailable | TransactionAborted):
+        return True
+    full = history.disk_failed and "cannot be written" in str(error)
+    return full and type(error) is StorageError

@@ -1,0 +1,90 @@
+"""Only messages in flight are repeated, and they are marked (invariants 3, 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from histories.history import Arrival, History, in_order
+
+
+def acknowledged(history: History) -> Iterator[str]:
+    """Find deliveries after an acknowledgement that was confirmed as durable."""
+    for key, acked_s in history.acked_s.items():
+        for arrival in history.courses.get(key, ()):
+            # Deliveries and confirmations travel over different connections.
+            overtake_s = history.sending_s if arrival.way.sent is None else 0.0
+            if (after_s := arrival.sent_s - acked_s) > overtake_s:
+                yield f"again (3): {arrival} was sent {after_s:.3f} s after its ack was durable"
+
+
+def in_flight_twice(history: History) -> Iterator[str]:
+    """Find deliveries of one sender while an earlier one was in flight.
+
+    A sender is a broker process. Where processes are not known, it is a connection.
+    """
+    for arrivals in _repeated(history):
+        for i, later in enumerate(arrivals):
+            for earlier in arrivals[:i]:
+                if earlier.sender == later.sender and not _is_over(history, earlier, later.sent_s):
+                    yield f"twice (5): {later} was sent while it was in flight elsewhere"
+
+
+def _is_over(history: History, arrival: Arrival, at_s: float) -> bool:
+    """Return whether a delivery may have ended by then."""
+    ends = [arrival.returned_s, arrival.consumer.left_s, arrival.way.connection.ended_s]
+    if any(end_s is not None and end_s <= at_s for end_s in ends):
+        return True
+    return at_s >= arrival.sent_s + history.expiry_s
+
+
+def unexplained(history: History) -> Iterator[str]:
+    """Find messages that came more often than returns, expiries and troubles explain.
+
+    Each of these explains one more delivery. So no trouble adds more deliveries than there were
+    messages in flight.
+    """
+    for arrivals in _repeated(history):
+        explained = sum(_is_explanation(history, one, arrivals) for one in arrivals)
+        troubles = sum(
+            began_s <= arrivals[-1].sent_s and arrivals[0].sent_s - history.sending_s <= ended_s
+            for began_s, ended_s in history.troubles or ()
+        )
+        if len(arrivals) > 1 + explained + troubles:
+            yield (
+                f"repeated (5): {arrivals[0]} came {len(arrivals)} times. Returns and expiries"
+                f" explain {explained} repeats, and troubles {troubles}"
+            )
+
+
+def _is_explanation(history: History, arrival: Arrival, arrivals: list[Arrival]) -> bool:
+    """Return whether a delivery may have ended so that the message came again."""
+    last_s = arrivals[-1].sent_s
+    if any(
+        end_s is not None and end_s <= last_s
+        for end_s in (arrival.returned_s, arrival.way.connection.ended_s)
+    ):
+        return True
+    if any(one.way.process != arrival.way.process for one in arrivals):
+        return True  # another process took over
+    expires_s = arrival.sent_s + history.expiry_s
+    if arrival.acked_s is not None and arrival.acked_s < expires_s:
+        return False
+    left_s = arrival.consumer.left_s
+    return expires_s <= last_s or (left_s is not None and left_s <= last_s)
+
+
+def unmarked(history: History) -> Iterator[str]:
+    """Find repeated messages that are not marked as redelivered."""
+    for arrivals in _repeated(history):
+        fresh = [one for one in arrivals if not one.again]
+        # Where the order of sending is not known, any of them may be the first.
+        is_known = arrivals[0].way.sent is not None
+        if any(not one.again for one in arrivals[1:]) if is_known else len(fresh) > 1:
+            yield f"unmarked (6): {arrivals[0]} came again without a mark"
+
+
+def _repeated(history: History) -> Iterator[list[Arrival]]:
+    """Yield the deliveries of each message that came more than once, in order."""
+    for arrivals in history.courses.values():
+        if len(arrivals) > 1:
+            yield in_order(arrivals)
