@@ -229,7 +229,13 @@ class TableRejected(StorageError):
 
 
 class LeaseLost(StorageError):
-    """Raised when another broker has taken the lease of the database from this broker."""
+    """Raised when another broker has taken the lease of the topic's bundle from this broker.
+
+    The client repeats requests that may safely take effect twice, such as ``cancel``,
+    ``reschedule`` and ``run_now``, so an application gets this error only after
+    ``request_timeout_s``. It gets it at once for requests that create, delete or move something,
+    such as ``topics.create``. Whether such a request took effect is not known.
+    """
 
     code = "lease_lost"
     retryable = True

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 import escapement
-from escapement.errors import Disconnected, NoOwner, NotFound
+from escapement.errors import Disconnected, EscapementError, LeaseLost, NoOwner, NotFound
 from escapement.protocol import commands as wire
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
@@ -317,4 +317,51 @@ async def test_owner_that_advertises_a_wrong_address(
             nursery.cancel_scope.cancel()
         assert len(errors) == len(calls)
         assert trio.current_time() - begun_s < 31
+        assert all(error.retryable for error in errors)
+
+
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "run_now", "topics.update"])
+async def test_a_request_at_a_broker_that_has_lost_its_lease_is_repeated(
+    what: str, mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: the application sees a pause. Only requests that may act twice are repeated."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        later = await (await client.producer(topic)).send(b"later", delay="1h")
+        await found.overtake(1, "a:7650")
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "cancel": lambda: client.cancel(later),
+            "reschedule": lambda: client.reschedule(later, delay="2h"),
+            "run_now": lambda: client.run_now(later),
+            "topics.update": lambda: client.admin(
+                "topics.update", topic=topic, policy={"ttl_ms": "1h"}
+            ),
+        }
+        changed = await result(found, calls[what])
+        if what != "topics.update":
+            assert changed.done.all()
+
+
+async def test_a_request_that_must_not_act_twice_fails_where_the_lease_is_lost(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: the application may repeat it, after a look at what there is."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        here, there = named(found, 1, 2)
+        await client.producer(here)
+        await found.overtake(1, "a:7650")
+
+        errors: list[EscapementError] = []
+
+        async def create() -> None:
+            while True:
+                try:
+                    await client.admin("topics.create", topic=there)
+                except (Disconnected, LeaseLost) as error:
+                    errors.append(error)
+                else:
+                    return
+
+        await result(found, create)
+        assert errors
         assert all(error.retryable for error in errors)

@@ -26,7 +26,7 @@ from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected
+from escapement.errors import Disconnected, LeaseLost
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, set_bundle_count, shared_numbers
@@ -99,6 +99,7 @@ class Cluster:
         self._data = data
         self._places = [Place("", 0)] * bundles
         self._incarnations: dict[int, trio.CancelScope] = {}
+        self._overtaken: list[Broker] = []
 
     @property
     def count(self) -> int:
@@ -166,6 +167,13 @@ class Cluster:
         await self.stop(bundle_id, address)
         await self.start(bundle_id, address)
 
+    async def overtake(self, bundle_id: int, address: str) -> None:
+        """Start the broker of a bundle on another node. The old one has yet to find out."""
+        place = self._places[bundle_id]
+        self._overtaken.append(self.nodes[place.address].brokers.pop(bundle_id))
+        self._places[bundle_id] = Place("", place.epoch + 1)
+        await self.start(bundle_id, address)
+
     async def dial(self, address: str) -> MemoryStream:
         """Open a connection to a node. Raises ``Disconnected`` if no node has the address."""
         await trio.lowlevel.checkpoint()
@@ -189,7 +197,10 @@ class Cluster:
         broker.directory = self
         with trio.CancelScope() as incarnation:
             self._incarnations[bundle_id] = incarnation
-            await self._run(broker, node, task_status)
+            try:
+                await self._run(broker, node, task_status)
+            except* LeaseLost:
+                assert broker in self._overtaken
 
     async def _run(self, broker: Broker, node: Node, task_status: trio.TaskStatus[None]) -> None:
         bundle_id = broker.bundle_id
