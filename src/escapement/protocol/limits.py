@@ -79,8 +79,12 @@ LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
 LIMIT_BUNDLES: Final = "bundles"
 LIMIT_BUNDLE: Final = "bundle"
 LIMIT_EPOCH: Final = "epoch"
+# The id of the broker's log, bytes. Each database has its own.
+LIMIT_LOG: Final = "log"
 
 # The keys of the map ``Hello.features``. A client that understands Moved sends 1.
 FEATURE_MOVED: Final = "moved"
 # The id of the bundle that the client wants. Without it, the client accepts any bundle.
 FEATURE_BUNDLE: Final = "bundle"
+# The id of the log that the client has used before, bytes. A broker of another log refuses it.
+FEATURE_LOG: Final = "log"

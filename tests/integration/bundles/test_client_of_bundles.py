@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import trio.testing
 
 import escapement
 from escapement.broker.broker import Broker
-from escapement.errors import Disconnected, NotFound
+from escapement.errors import Disconnected, EscapementError, LeaseLost, NoOwner, NotFound
 from escapement.protocol import commands as wire
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
@@ -56,8 +57,9 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
             pages = [page async for page in client.read(topic)]
             assert [one.value for one in pages[0]] == [topic.encode(), b"later"]
         assert links(client) == {0: True, 1: True}
-        greeted = [dict(features) for features in found.nodes["b:7650"].greeted]
-        assert greeted == [{"moved": 1, "bundle": 1}]
+        (greeted,) = [dict(features) for features in found.nodes["b:7650"].greeted]
+        assert greeted.pop("log") == client.limits["log"]
+        assert greeted == {"moved": 1, "bundle": 1}
         assert client.connected
 
 
@@ -330,3 +332,90 @@ async def test_a_client_learns_that_bundles_were_added(
         await producer.send(b"x")
         assert [one.value for one in await arrived(inbox)] == [b"x"]
         await inbox_of.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("address", ["nowhere:1", "a:7650"])
+async def test_owner_that_advertises_a_wrong_address(
+    address: str, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: nobody listens there, or another broker does. Each call ends, with ``NoOwner``."""
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        found.misplace(1, address)
+
+        async def consume() -> None:
+            async with client.consumer(topic, "s"):
+                raise AssertionError("the consumer was opened")
+
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.producer(topic),
+            lambda: client.cancel(0, topic=topic),
+            lambda: client.admin("topics.create", topic=topic),
+            consume,
+        ]
+        errors: list[NoOwner] = []
+
+        async def fail(call: Callable[[], Awaitable[Any]]) -> None:
+            with pytest.raises(NoOwner, match=r"a:7650 does not own bundle 1") as it:
+                await call()
+            errors.append(it.value)
+
+        begun_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(fail, call)
+            for _ in range(400):
+                await found.clock.advance(seconds=0.1)
+                if len(errors) == len(calls):
+                    break
+            nursery.cancel_scope.cancel()
+        assert len(errors) == len(calls)
+        assert trio.current_time() - begun_s < 31
+        assert all(error.retryable for error in errors)
+
+
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "run_now", "topics.update"])
+async def test_a_request_at_a_broker_that_has_lost_its_lease_is_repeated(
+    what: str, mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: the application sees a pause. Only requests that may act twice are repeated."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        later = await (await client.producer(topic)).send(b"later", delay="1h")
+        await found.overtake(1, "a:7650")
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "cancel": lambda: client.cancel(later),
+            "reschedule": lambda: client.reschedule(later, delay="2h"),
+            "run_now": lambda: client.run_now(later),
+            "topics.update": lambda: client.admin(
+                "topics.update", topic=topic, policy={"ttl_ms": "1h"}
+            ),
+        }
+        changed = await result(found, calls[what])
+        if what != "topics.update":
+            assert changed.done.all()
+
+
+async def test_a_request_that_must_not_act_twice_fails_where_the_lease_is_lost(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: the application may repeat it, after a look at what there is."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        here, there = named(found, 1, 2)
+        await client.producer(here)
+        await found.overtake(1, "a:7650")
+
+        errors: list[EscapementError] = []
+
+        async def create() -> None:
+            while True:
+                try:
+                    await client.admin("topics.create", topic=there)
+                except (Disconnected, LeaseLost) as error:
+                    errors.append(error)
+                else:
+                    return
+
+        await result(found, create)
+        assert errors
+        assert all(error.retryable for error in errors)

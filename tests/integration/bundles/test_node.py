@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import trio
 
 from escapement.broker.config import BrokerConfig
 from escapement.broker.node.node import Node
 from escapement.broker.runners import Runners
+from escapement.errors import OtherDatabase
 from escapement.protocol.commands import Moved
 from escapement.storage import lease as leases
 from escapement.storage import members
@@ -51,6 +53,8 @@ async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_
         assert not node.brokers
         assert not node.stopped.is_set()
         assert node.choose({}) == Moved(0, 0, "b:7650", lease.epoch)
+        with pytest.raises(OtherDatabase):
+            node.choose({"log": b"another"})
         node.stop()
     engine.close()
 

@@ -26,7 +26,7 @@ from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected
+from escapement.errors import Disconnected, LeaseLost
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, set_bundle_count, shared_numbers
@@ -61,7 +61,10 @@ class Node:
         bundle_id = min(self.brokers, default=0) if wanted is None else wanted
         if bundle_id in self.brokers:
             return self.brokers[bundle_id]
-        return Moved(0, bundle_id, *self._cluster.owner_of(bundle_id))
+        place = self._cluster.owner_of(bundle_id)
+        if place.address == self.address:
+            place = Place("", place.epoch)
+        return Moved(0, bundle_id, *place)
 
 
 class Cluster:
@@ -96,6 +99,7 @@ class Cluster:
         self._data = data
         self._places = [Place("", 0)] * bundles
         self._incarnations: dict[int, trio.CancelScope] = {}
+        self._overtaken: list[Broker] = []
 
     @property
     def count(self) -> int:
@@ -120,6 +124,10 @@ class Cluster:
         self._places += [Place("", 0)] * (count - before)
         for bundle_id in range(before, count):
             await self.start(bundle_id, address)
+
+    def misplace(self, bundle_id: int, address: str) -> None:
+        """Name a wrong address for the owner of a bundle, as one that advertises it does."""
+        self._places[bundle_id] = Place(address, self._places[bundle_id].epoch)
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
@@ -159,6 +167,13 @@ class Cluster:
         await self.stop(bundle_id, address)
         await self.start(bundle_id, address)
 
+    async def overtake(self, bundle_id: int, address: str) -> None:
+        """Start the broker of a bundle on another node. The old one has yet to find out."""
+        place = self._places[bundle_id]
+        self._overtaken.append(self.nodes[place.address].brokers.pop(bundle_id))
+        self._places[bundle_id] = Place("", place.epoch + 1)
+        await self.start(bundle_id, address)
+
     async def dial(self, address: str) -> MemoryStream:
         """Open a connection to a node. Raises ``Disconnected`` if no node has the address."""
         await trio.lowlevel.checkpoint()
@@ -182,7 +197,10 @@ class Cluster:
         broker.directory = self
         with trio.CancelScope() as incarnation:
             self._incarnations[bundle_id] = incarnation
-            await self._run(broker, node, task_status)
+            try:
+                await self._run(broker, node, task_status)
+            except* LeaseLost:
+                assert broker in self._overtaken
 
     async def _run(self, broker: Broker, node: Node, task_status: trio.TaskStatus[None]) -> None:
         bundle_id = broker.bundle_id

@@ -28,7 +28,7 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.connection_wait import when_connected
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
-from escapement.broker.directory import Place, wanted_bundle
+from escapement.broker.directory import Place, check_log, wanted_bundle
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
@@ -58,6 +58,7 @@ from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.lease import Identity
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
+from escapement.storage.schema import log_identity
 
 _log = EventLog(__name__)
 
@@ -85,6 +86,7 @@ class Node:
       bundles: the number of bundles of a new database; None: one.
 
     Attributes:
+      membership: the membership of the process.
       draining: whether an operator lets the node give all its bundles to others.
     """
 
@@ -119,11 +121,12 @@ class Node:
         own = make_runners()
         self._work = own.work
         lease_ms = config.limits.lease_ms
-        self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
+        self.membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        self._log_identity = b""  # known before the first connection is served
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         # The version of the catalog in the database, and the one that each broker has.
@@ -147,7 +150,7 @@ class Node:
         """Stop all brokers cleanly, release their bundles, and end."""
         self.stopping = True
         # At once: a look may be waiting for a database that does not answer.
-        self._membership.drain()
+        self.membership.drain()
         self._release(list(self._owned))
         self._hurry.set()
 
@@ -158,7 +161,11 @@ class Node:
 
         Args:
           features: the features of the client's Hello, which may name a bundle.
+
+        Raises:
+          OtherDatabase: if the client has used another database before.
         """
+        check_log(features, self._log_identity)
         wanted = wanted_bundle(features)
         if wanted is None and (serving := self.brokers):
             return serving[0]
@@ -185,7 +192,7 @@ class Node:
             with one_error():
                 await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._membership.run)
+                    nursery.start_soon(self.membership.run)
                     await self._begin(nursery)
                     task_status.started()
                     await self._live(nursery)
@@ -193,21 +200,23 @@ class Node:
                 with trio.CancelScope(shield=True):
                     await self._work(self._leave)
         finally:
-            self._membership.close()
+            self.membership.close()
             self._connections.close()
             self.stopped.set()
 
     def _prepare(self) -> None:
         """Prepare the database, and become a member. Blocking."""
         prepare(self._engine, self._bundles, self.config.new_parallelism)
+        with self._connections.use() as connection:
+            self._log_identity = log_identity(connection)
         if self._engine.kind == "sqlite":
             self._check_alone()
-        self._membership.register()
+        self.membership.register()
 
     def _leave(self) -> None:
         """End the membership, so that other nodes need not wait. Blocking."""
         try:
-            self._membership.leave()
+            self.membership.leave()
         except EscapementError as error:
             _log.warning("node.not_left", "cannot end the membership; it will expire: %s", error)
 
@@ -254,7 +263,7 @@ class Node:
 
     def _end_outage(self, awaited: Sequence[str]) -> None:
         """Renew at once, because other nodes wait for it as this node waits for them."""
-        self._membership.renew_soon()
+        self.membership.renew_soon()
         if awaited:
             _log.info(
                 "node.grace",
@@ -385,7 +394,7 @@ class Node:
             replace(self.config, limits=replace(limits, index_memory_bytes=share)),
             bundle_id,
             output=self._output,
-            membership=self._membership,
+            membership=self.membership,
             connections=self._connections,
         )
         broker.directory = self.directory

@@ -30,6 +30,7 @@ from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
 from escapement.errors import (
     EscapementError,
+    OtherDatabase,
     ProtocolError,
     RemoteProtocolError,
     ShuttingDown,
@@ -49,6 +50,7 @@ from escapement.protocol.limits import (
     LIMIT_DELAY_MS,
     LIMIT_EPOCH,
     LIMIT_FRAME_BYTES,
+    LIMIT_LOG,
     LIMIT_REPLACE_KEYS,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
@@ -202,7 +204,7 @@ class Session:
         except Unauthenticated as error:
             _log.info("connection.refused", "closing a connection: %s", error)
             self._outbound.last_words(error)
-        except (ShuttingDown, StorageError, WrongBundle) as error:
+        except (OtherDatabase, ShuttingDown, StorageError, WrongBundle) as error:
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()
@@ -244,6 +246,7 @@ class Session:
           Unauthenticated: if the broker does not know the token of the peer.
           StorageError: if it cannot look the token up.
           ShuttingDown: if the broker is stopping.
+          OtherDatabase: if the peer has used another database before.
           WrongBundle: if this process has no broker for the peer, which does not understand Moved.
         """
         self._understands_moved = hello.features.get(FEATURE_MOVED) == 1
@@ -270,6 +273,7 @@ class Session:
             LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
             LIMIT_DELAY_MS: self._limits.max_delay_ms,
             LIMIT_REPLACE_KEYS: self._limits.replace_keys,
+            LIMIT_LOG: chosen.services.log_identity,
         }
         if chosen.directory.count > 1:
             limits[LIMIT_BUNDLES] = chosen.directory.count

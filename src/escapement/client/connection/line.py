@@ -30,7 +30,13 @@ from escapement.client.connection.retry import Retry
 from escapement.client.connection.route import Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, Unauthenticated, WrongBundle
+from escapement.errors import (
+    Disconnected,
+    EscapementError,
+    OtherDatabase,
+    Unauthenticated,
+    WrongBundle,
+)
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -209,7 +215,9 @@ class Line:
             finally:
                 self._answers.pop(number, None)  # an answer that arrives later is ignored
         if not answers and self.link is None:
-            raise Disconnected(f"gave up after {timeout_s:g} s: {self.unreachable()}")
+            reason = self.unreachable()
+            kind = type(reason) if isinstance(reason, Disconnected) else Disconnected
+            raise kind(f"gave up after {timeout_s:g} s: {reason}")
         if not answers:
             raise Disconnected(
                 f"the broker did not answer within {timeout_s:g} s. The request may still take"
@@ -241,7 +249,8 @@ class Line:
     async def _keep(self, link: Link | None) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled.
 
-        It also ends, and closes the line for good, if the broker refuses the client's token.
+        It also ends, and closes the line for good, if the broker refuses the client's token, or if
+        only brokers of another database answer.
         """
         pause_s = 0.0
         while True:
@@ -257,12 +266,14 @@ class Line:
                 pause_s = self._retry.next_s(anyio.current_time())
             try:
                 link = await self._reconnect(pause_s)
-            except Unauthenticated as error:
+            except (OtherDatabase, Unauthenticated) as error:
                 self.close(error)
                 return
             self.up(link)
 
     async def _reconnect(self, pause_s: float) -> Link:
+        # Until then, brokers of the right database that do not answer have time to come back.
+        until_s = anyio.current_time() + self.settings.request_timeout_s
         while True:
             await anyio.sleep(pause_s)
             try:
@@ -274,6 +285,10 @@ class Line:
                     return await self._route.open(token)
                 except Unauthenticated:
                     raise
+                except OtherDatabase as error:
+                    if self._route.misled or anyio.current_time() >= until_s:
+                        raise
+                    self._refusal = error
                 except EscapementError as error:
                     self._refusal = error  # callers that wait for a link have their own timeouts
             pause_s = self._retry.next_s(anyio.current_time())

@@ -22,10 +22,10 @@ from escapement.client.connection.link import Link
 from escapement.client.connection.places import Places
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
-from escapement.client.connection.route import Dial, NoOwner, Route
+from escapement.client.connection.route import Dial, Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError
+from escapement.errors import Disconnected, EscapementError, NoOwner
 from escapement.names import full_name
 from escapement.protocol import commands as wire
 

@@ -14,12 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from escapement.client.connection.address import Address
-from escapement.errors import InvalidRequest
+from escapement.errors import InvalidRequest, OtherDatabase
 from escapement.protocol.commands import Moved, Owner
-from escapement.protocol.limits import LIMIT_BUNDLE, LIMIT_BUNDLES, LIMIT_EPOCH, MAX_BUNDLE
+from escapement.protocol.limits import (
+    LIMIT_BUNDLE,
+    LIMIT_BUNDLES,
+    LIMIT_EPOCH,
+    LIMIT_LOG,
+    MAX_BUNDLE,
+)
 
 # The epoch of a place that is not known, or is doubted. All news have a higher one.
 _NO_EPOCH: Final = -1
+# The addresses of other databases that a client remembers, to log each once.
+_MOST_ELSEWHERE: Final = 1000
 
 
 class _Place(NamedTuple):
@@ -37,29 +45,50 @@ class Places:
 
     Attributes:
       count: the number of bundles, as far as it is known.
+      log: the id of the log of the first broker that told it; None until then.
     """
 
     def __init__(self, given: Sequence[Address]) -> None:
         assert given, "a client needs an address"
         self.given = tuple(given)
         self.count = 1
+        self.log: bytes | None = None
+        self._log_at: Address | None = None  # the address of the broker that told the log
+        self._elsewhere: set[Address] = set()  # at which brokers have another log
         # By bundle. The protocol bounds the ids of bundles.
         self._owners: dict[int, _Place] = {}
 
-    def welcomed(self, limits: Mapping[str, Any], at: Address) -> int:
-        """Note the number of bundles and an owner. Return the bundle of the connection.
+    def welcomed(self, limits: Mapping[str, Any], at: Address) -> bool:
+        """Note the log, the number of bundles and an owner from a Welcome.
 
         Args:
           limits: the limits in Welcome.
           at: the address of the broker.
+
+        Returns:
+          False if an earlier broker told another log. Then nothing is noted.
         """
+        log = limits.get(LIMIT_LOG)  # a broker of the version before tells none
+        if type(log) is bytes:
+            if self.log is None:
+                self.log, self._log_at = log, at
+            if log != self.log:
+                return False
         self._note_count(limits.get(LIMIT_BUNDLES, 1))
-        bundle, epoch = limits.get(LIMIT_BUNDLE, 0), limits.get(LIMIT_EPOCH)
-        if type(bundle) is not int or not 0 <= bundle <= MAX_BUNDLE:
-            return 0
+        epoch = limits.get(LIMIT_EPOCH)
         if type(epoch) is int and epoch >= 0:
-            self._note_owner(bundle, epoch, at)
-        return bundle
+            self._note_owner(bundle_in(limits), epoch, at)
+        return True
+
+    def other_database(self, at: Address) -> tuple[OtherDatabase, bool]:
+        """Return the error for a broker with another log, and whether it is the first at ``at``."""
+        is_new = at not in self._elsewhere
+        if len(self._elsewhere) < _MOST_ELSEWHERE:
+            self._elsewhere.add(at)
+        return OtherDatabase(
+            f"The broker at {at} uses another database than the one at {self._log_at}. Connect only"
+            " to addresses of brokers on one database."
+        ), is_new
 
     def learn(self, news: Moved | Owner) -> bool:
         """Note the owner of a bundle. Return whether its address is worth another attempt.
@@ -109,3 +138,9 @@ class Places:
             return self.given[0].beside(text) if text else None
         except InvalidRequest:
             return None
+
+
+def bundle_in(limits: Mapping[str, Any]) -> int:
+    """Return the bundle of a connection, by the limits in its Welcome."""
+    bundle = limits.get(LIMIT_BUNDLE, 0)
+    return bundle if type(bundle) is int and 0 <= bundle <= MAX_BUNDLE else 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escapement.client.connection.address import Address, Addresses
-from escapement.client.connection.places import Places
+from escapement.client.connection.places import Places, bundle_in
 from escapement.errors import InvalidRequest
 from escapement.protocol.commands import Moved, Owner
 
@@ -77,10 +77,14 @@ def test_the_last_connection_is_tried_before_the_given_addresses() -> None:
 
 def test_welcome_tells_the_number_of_bundles() -> None:
     places = Places([Address("a", 1, tls=True)])
-    at = places.given[0]
-    assert (places.welcomed({}, at), places.count) == (0, 1)
-    assert (places.welcomed({"bundles": 4, "bundle": 3}, at), places.count) == (3, 4)
-    assert (places.welcomed({"bundles": "x", "bundle": -1}, at), places.count) == (0, 4)
+    here = Address("a", 1, tls=True)
+    for limits, bundle, count in (
+        ({}, 0, 1),
+        ({"bundles": 4, "bundle": 3}, 3, 4),
+        ({"bundles": "x", "bundle": -1}, 0, 4),
+    ):
+        assert places.welcomed(limits, here)
+        assert (bundle_in(limits), places.count) == (bundle, count)
     places.learn(Moved(0, 9, "b:2", 1))
     assert places.count == 10
     assert next(places.candidates(9, None)) == Address("b", 2, tls=True)

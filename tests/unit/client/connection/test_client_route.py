@@ -15,7 +15,13 @@ from escapement.client.connection.places import Places
 from escapement.client.connection.route import NoOwner, Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, ShuttingDown, Unauthenticated
+from escapement.errors import (
+    Disconnected,
+    EscapementError,
+    OtherDatabase,
+    ShuttingDown,
+    Unauthenticated,
+)
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
@@ -31,11 +37,12 @@ class Net:
     def __init__(self, **answers: list[wire.Command]) -> None:
         self.dialled: list[str] = []
         self.hellos: list[wire.Hello] = []
+        self.down: set[str] = set()
         self.answers = answers
 
     async def dial(self, address: Address) -> Stream:
         self.dialled.append(address.host)
-        if address.host not in self.answers:
+        if address.host in self.down or address.host not in self.answers:
             raise OSError("no route")
         answers = self.answers[address.host]
         return Answering(self.hellos, answers.pop(0) if len(answers) > 1 else answers[0])
@@ -181,3 +188,42 @@ async def test_the_error_is_that_of_a_broker_that_answered() -> None:
     assert net.dialled == ["a"]
     with anyio.fail_after(1), pytest.raises(Disconnected, match=r"x:7650: no route.*y:7650: no"):
         await route(Net(), "escapement://x,y", None).open("")
+
+
+def of_log(log: bytes) -> wire.Welcome:
+    return wire.Welcome(PROTOCOL_VERSION, "b", "0", {"log": log})
+
+
+ELSEWHERE = refused(OtherDatabase("another"))
+
+
+@on_both
+async def test_broker_of_another_database_is_skipped() -> None:
+    """B8: the client names its log in Hello. A broker that ignores this is noticed, too."""
+    net = Net(a=[of_log(b"one")], b=[ELSEWHERE], c=[of_log(b"two")], d=[WELCOME, of_log(b"one")])
+    found = route(net, "escapement://a,b,c,d", None)
+    await found.open("")
+    net.down.add("a")
+    for _ in range(2):
+        await found.open("")
+        found._last = None
+    assert net.dialled == ["a", *"abcd", *"abcd"]
+    assert ["log" in hello.features for hello in net.hellos] == [False] + 6 * [True]
+    assert net.hellos[1].features["log"] == b"one"
+
+
+@on_both
+async def test_only_brokers_of_another_database_answer() -> None:
+    """B8: they are no brokers to wait for, whatever bundle they have and whomever they let in."""
+    net = Net(a=[of_log(b"one"), ELSEWHERE], b=[ELSEWHERE])
+    found = route(net, "escapement://a,b", None)
+    await found.open("")
+    net.down.add("a")
+    with pytest.raises(OtherDatabase, match="at escapement://b:7650 uses another") as it:
+        await found.open("")
+    assert not found.misled
+    assert not it.value.retryable
+    net.down.clear()
+    with pytest.raises(OtherDatabase):
+        await found.open("")
+    assert found.misled
