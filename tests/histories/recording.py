@@ -11,7 +11,6 @@ import numpy as np
 import escapement
 from escapement import AmendStatus, MessageId, Outcomes
 from escapement.names import TopicName
-from escapement.protocol import commands as wire
 from histories.history import (
     Amendment,
     Arrival,
@@ -22,6 +21,7 @@ from histories.history import (
     number_of,
     payload_of,
 )
+from support.tapped_inbox import Delivered, tap
 
 
 async def send(
@@ -144,7 +144,7 @@ class RecordedInbox:
         self._consumer = Consumer(subscription)
         self._inbox = inbox
         self._way_of = way_of
-        self._listen()
+        tap(inbox, self._arrive)
 
     async def ack(self, offsets: list[int]) -> None:
         """Acknowledge messages, without an answer."""
@@ -180,34 +180,18 @@ class RecordedInbox:
         for offset in offsets:
             self._consumer.latest[offset].returned_s = self._history.now_s()
 
-    def _listen(self) -> None:
-        """Note every delivery before the application receives it."""
-        heard: Callable[[wire.Command], None] = self._inbox._heard
-
-        def tap(command: wire.Command) -> None:
-            if isinstance(command, wire.Deliver):
-                self._arrive(command)
-            heard(command)
-
-        self._inbox._heard = tap  # type: ignore[method-assign]
-
-    def _arrive(self, command: wire.Deliver) -> None:
-        batch = command.decode()
-        values = batch.payloads.to_list()
-        keys = [b""] * len(values) if batch.keys is None else batch.keys.to_list()
+    def _arrive(self, delivered: list[Delivered]) -> None:
         link = self._inbox._line.link
         assert link is not None
         way = self._way_of(link._stream)
-        for row, value in enumerate(values):
-            again = command.redelivered is not None and bool(command.redelivered[row])
-            attempt = 1 if command.attempts is None else int(command.attempts[row])
+        for one in delivered:
             arrival = Arrival(
                 self._consumer.subscription,
-                number_of(value),
-                int(command.offsets[row]),
-                int(command.due_ms[row]),
-                keys[row].decode(),
-                again or attempt > 1,
+                number_of(one.payload),
+                one.offset,
+                one.due_ms,
+                one.key or "",
+                one.redelivered or one.attempt > 1,
                 self._history.now_s(),
                 self._history.now_ms(),
                 way,
