@@ -82,5 +82,7 @@ LIMIT_EPOCH: Final = "epoch"
 
 # The keys of the map ``Hello.features``. A client that understands Moved sends 1.
 FEATURE_MOVED: Final = "moved"
+# A client that understands the field ``bundles`` of Owner sends 1.
+FEATURE_BUNDLES: Final = "bundles"
 # The id of the bundle that the client wants. Without it, the client accepts any bundle.
 FEATURE_BUNDLE: Final = "bundle"

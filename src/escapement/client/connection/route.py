@@ -12,7 +12,7 @@ from escapement.client.connection.places import Places
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, EscapementError, Unauthenticated
 from escapement.protocol.commands import Moved, Owner
-from escapement.protocol.limits import FEATURE_BUNDLE, FEATURE_MOVED
+from escapement.protocol.limits import FEATURE_BUNDLE, FEATURE_BUNDLES, FEATURE_MOVED
 
 # Opens a byte stream to an address.
 Dial = Callable[[Address], Awaitable[Stream]]
@@ -105,7 +105,7 @@ class Route:
         return next((address for address in candidates if address not in tried), None)
 
     async def _attempt(self, address: Address, token: str) -> Link | Moved:
-        features = {FEATURE_MOVED: 1}
+        features = {FEATURE_MOVED: 1, FEATURE_BUNDLES: 1}
         if self.bundle is not None:
             features[FEATURE_BUNDLE] = self.bundle
         return await Link.open(
