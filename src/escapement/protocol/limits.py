@@ -84,6 +84,8 @@ LIMIT_LOG: Final = "log"
 
 # The keys of the map ``Hello.features``. A client that understands Moved sends 1.
 FEATURE_MOVED: Final = "moved"
+# A client that understands the field ``bundles`` of Owner sends 1.
+FEATURE_BUNDLES: Final = "bundles"
 # The id of the bundle that the client wants. Without it, the client accepts any bundle.
 FEATURE_BUNDLE: Final = "bundle"
 # The id of the log that the client has used before, bytes. A broker of another log refuses it.

@@ -59,7 +59,7 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
         assert links(client) == {0: True, 1: True}
         (greeted,) = [dict(features) for features in found.nodes["b:7650"].greeted]
         assert greeted.pop("log") == client.limits["log"]
-        assert greeted == {"moved": 1, "bundle": 1}
+        assert greeted == {"moved": 1, "bundles": 1, "bundle": 1}
         assert client.connected
 
 
@@ -267,7 +267,7 @@ async def test_lookups_end_with_the_client_and_after_their_time(
                 await found.clock.advance(seconds=29)
                 assert not refusals
                 await settle(found, lambda: bool(refusals))
-            assert "does not own bundle" in refusals[0]
+            assert "does not own bundle" in refusals[0] or "answered in time" in refusals[0]
         with pytest.raises(Disconnected, match="closed by this side"):
             await client.producer(*named(found, 1))
 
@@ -309,6 +309,27 @@ async def test_several_addresses_are_tried_in_turn(
         with pytest.raises(Disconnected, match="on gone:7650; nothing listens on lost:7650"):
             async with connected(found, "gone", "lost"):
                 pass
+
+
+@pytest.mark.parametrize("bundles", [1, 2])
+async def test_listings_contain_bundles_that_were_added_after_the_client_connected(
+    bundles: int, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: the client has not heard of them, and nothing is left out without a word."""
+    async with cluster(sqlite, tmp_path, bundles=bundles) as found, connected(found) as old:
+        names = [named(found, bundle)[0] for bundle in range(bundles)]
+        for name in names:
+            await result(found, partial(old.admin, "topics.create", topic=name))
+        await found.add_bundles(4, "b:7650")
+        async with connected(found) as new:
+            names += named(found, 3)
+            # This creates the topic too.
+            await result(found, lambda: new.schedules.create("again", names[-1], every="1h"))
+        schedule = await result(found, lambda: old.schedules.get("again"))
+        assert schedule.topic == full(names[-1])
+        old._lines._places.count = bundles
+        listed = await result(found, lambda: old.admin("topics.list"))
+        assert listed == {"topics": sorted(map(full, names)), "total": len(names)}
 
 
 async def test_a_client_learns_that_bundles_were_added(

@@ -64,6 +64,9 @@ async def test_a_request_for_a_topic_of_another_bundle_is_answered_with_its_owne
                 assert (refused.request_id, refused.code) == (5, "wrong_bundle")
             assert await new.say(wire.Lookup(6, there)) == [wire.Owner(6, 1, "b:7650", 1)]
             assert await new.say(wire.Lookup(7, named(found, 0))) == [wire.Owner(7, 0, "a:7650", 1)]
+            async with silent_peer(found.nodes["a:7650"].front) as newest:
+                await newest.say(hello(moved=1, bundles=1))
+                assert await newest.say(wire.Lookup(6, there)) == [wire.Owner(6, 1, "b:7650", 1, 2)]
             (invalid,) = await new.say(wire.Lookup(8, "a/b"))
             assert isinstance(invalid, wire.Refused)
             assert invalid.code == "invalid_request"

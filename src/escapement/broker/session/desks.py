@@ -24,7 +24,12 @@ class Desks:
     """
 
     def __init__(
-        self, broker: Broker, outbound: Outbound, limits: BrokerLimits, caller: Caller
+        self,
+        broker: Broker,
+        outbound: Outbound,
+        limits: BrokerLimits,
+        caller: Caller,
+        tells_bundles: bool,
     ) -> None:
         self._caller = caller
         self._producers = Producers(broker, outbound, limits, caller)
@@ -34,7 +39,7 @@ class Desks:
             self._consumers,
             AmendmentRequests(broker, outbound),
             Reading(broker, outbound),
-            BrokerRequests(broker, outbound, caller),
+            BrokerRequests(broker, outbound, caller, tells_bundles),
         )
         self.at_once: dict[type[Command], AtOnce] = {}
         self.in_turn: dict[type[Command], Waiting] = {}

@@ -42,6 +42,7 @@ from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
+    FEATURE_BUNDLES,
     FEATURE_MOVED,
     LIMIT_BATCH_BYTES,
     LIMIT_BATCH_MESSAGES,
@@ -265,7 +266,8 @@ class Session:
         await caller.admit(hello.token)
         chosen.check_open()
         self._caller = caller
-        self._desks = Desks(chosen, self._outbound, self._limits, caller)
+        tells_bundles = hello.features.get(FEATURE_BUNDLES) == 1
+        self._desks = Desks(chosen, self._outbound, self._limits, caller, tells_bundles)
         chosen.services.access.watch(self._access_changed)
         limits = {
             LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,

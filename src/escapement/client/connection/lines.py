@@ -121,7 +121,7 @@ class Lines:
         found = {name: self._bundles[name] for name in names if name in self._bundles}
         missing = [name for name in dict.fromkeys(names) if name not in found]
         if missing:
-            found |= zip(missing, await self._look_up(missing), strict=True)
+            found |= zip(missing, await self.look_up(missing), strict=True)
         return [found[name] for name in names]
 
     def note_bundle(self, topic: str, bundle: int) -> None:
@@ -132,8 +132,11 @@ class Lines:
         if len(self._bundles) > MOST_TOPICS:
             del self._bundles[next(iter(self._bundles))]
 
-    async def _look_up(self, names: list[str]) -> list[int]:
-        """Ask a broker for the bundles of topics, all together, until it answers."""
+    async def look_up(self, names: list[str]) -> list[int]:
+        """Ask a broker for the bundles of topics, all together, until it answers.
+
+        The answer also tells how many bundles there are.
+        """
         deadline_s = anyio.current_time() + self.settings.request_timeout_s
         retry = Retry(self.settings.reconnect_first_s, self.settings.reconnect_longest_s)
         while True:

@@ -97,7 +97,7 @@ class Places:
         earlier news are stale, and change nothing. Of news with the same epoch the latest count,
         because a broker that hands a bundle over tells who the next owner will probably be.
         """
-        self._note_count(news.bundle + 1)
+        self._note_count(news.bundles if isinstance(news, Owner) else news.bundle + 1)
         return self._note_owner(news.bundle, news.epoch, self._parsed(news.address))
 
     def doubt(self, bundle: int) -> None:

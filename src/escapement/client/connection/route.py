@@ -19,7 +19,12 @@ from escapement.errors import (
 )
 from escapement.event_log import EventLog
 from escapement.protocol.commands import Moved, Owner
-from escapement.protocol.limits import FEATURE_BUNDLE, FEATURE_LOG, FEATURE_MOVED
+from escapement.protocol.limits import (
+    FEATURE_BUNDLE,
+    FEATURE_BUNDLES,
+    FEATURE_LOG,
+    FEATURE_MOVED,
+)
 
 _log = EventLog(__name__)
 
@@ -120,7 +125,7 @@ class Route:
         return next((address for address in candidates if address not in tried), None)
 
     async def _attempt(self, address: Address, token: str) -> Link | Moved:
-        features: dict[str, int | bytes] = {FEATURE_MOVED: 1}
+        features: dict[str, int | bytes] = {FEATURE_MOVED: 1, FEATURE_BUNDLES: 1}
         if self.bundle is not None:
             features[FEATURE_BUNDLE] = self.bundle
         if self._places.log is not None:

@@ -84,7 +84,7 @@ async def test_moved_leads_to_the_owner() -> None:
     found = route(net, "escapement://a", 2)
     await found.open("")
     assert net.dialled == ["a", "b", "c"]
-    assert [hello.features for hello in net.hellos] == [{"moved": 1, "bundle": 2}] * 3
+    assert [hello.features for hello in net.hellos] == [{"moved": 1, "bundles": 1, "bundle": 2}] * 3
     await found.open("")
     assert net.dialled[3:] == ["c"]
 
@@ -150,7 +150,7 @@ async def test_the_first_connection_takes_the_bundle_that_it_gets() -> None:
     found = route(net, "escapement://a,b", None)
     await found.open("")
     assert (net.dialled, found.bundle) == (["a", "b"], 2)
-    assert net.hellos[0].features == {"moved": 1}
+    assert net.hellos[0].features == {"moved": 1, "bundles": 1}
 
 
 @on_both
