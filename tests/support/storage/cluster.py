@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 import trio.testing
@@ -215,7 +215,13 @@ async def cluster(
         nursery.cancel_scope.cancel()
 
 
-def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
+class Dialled(Protocol):
+    """Nodes to which a client opens connections."""
+
+    async def dial(self, address: str) -> MemoryStream: ...
+
+
+def connected(found: Dialled, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
     """Connect a client by these addresses."""
 
     async def dial(address: Address) -> Stream:

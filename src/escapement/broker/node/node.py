@@ -15,7 +15,6 @@ node, because its cause is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,17 +31,12 @@ from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
+from escapement.broker.node.catalog_readers import CatalogReaders
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
-from escapement.errors import (
-    EscapementError,
-    LeaseHeld,
-    LeaseLost,
-    ShuttingDown,
-    StorageUnavailable,
-)
+from escapement.errors import EscapementError, LeaseHeld, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
 from escapement.storage.bundles import (
@@ -126,10 +120,9 @@ class Node:
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
         self._owned: dict[int, OwnedBundle] = {}
-        # The version of the catalog in the database, and the one that each broker has.
-        self._catalog_version = 0
+        self._catalog_version = 0  # in the database
+        self._catalog_readers = CatalogReaders()
         self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
-        self._versions: dict[int, int] = {}
         self._hurry = trio.Event()  # set when the node must look or end at once
 
     @property
@@ -247,8 +240,8 @@ class Node:
                 await self._look()
             except (StorageUnavailable, TransactionAborted):
                 continue  # the renewals of the membership report it
-            await self._refresh()
             if not self.stopping:
+                self._catalog_readers.look(self.brokers, self._catalog_version, nursery)
                 self._act(self._decide(), nursery)
         while self._owned:
             await self._hurry.wait()
@@ -338,7 +331,6 @@ class Node:
         begun = trio.Event()
 
         def ready(broker: Broker) -> None:
-            self._versions.pop(bundle_id, None)  # let it read the catalog after the next look
             self._on_ready(broker)
             if not begun.is_set():
                 begun.set()
@@ -348,19 +340,38 @@ class Node:
         self._owned[bundle_id] = bundle
         try:
             with log_fields(bundle=bundle_id):
-                await bundle.run(patient=patient)
-        except LeaseHeld as error:
-            if self._engine.kind == "sqlite":
-                raise
-            _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
+                try:
+                    await bundle.run(patient=patient)
+                except LeaseHeld as error:
+                    if self._engine.kind == "sqlite":
+                        raise
+                    _log.info("bundle.held", "another node has bundle %d: %s", bundle_id, error)
+                if not begun.is_set():
+                    begun.set()
+                    task_status.started()
+                if not bundle.is_free:
+                    await self._let_go(bundle_id)
         finally:
             del self._owned[bundle_id]
             self.directory.leaving.discard(bundle_id)
-            self._versions.pop(bundle_id, None)
             if bundle.released:
                 self._hurry.set()
-        if not begun.is_set():
-            task_status.started()
+
+    async def _let_go(self, bundle_id: int) -> None:
+        """Release a bundle whose broker has ended without releasing it; repeat it after failures.
+
+        This node renews its membership, so otherwise no other node could ever take the bundle. When
+        the node stops, the end of its membership frees the bundle.
+        """
+        while not self.stopping:
+            try:
+                if await self._work(self._membership.let_go, bundle_id):
+                    _log.warning(
+                        "bundle.let_go", "released bundle %d without a clean stop", bundle_id
+                    )
+                return
+            except (StorageUnavailable, TransactionAborted):
+                await trio.sleep(self._look_s)  # the renewals of the membership report an outage
 
     def _make_broker(self, bundle_id: int) -> Broker:
         limits = self.config.limits
@@ -379,13 +390,3 @@ class Node:
         )
         broker.directory = self.directory
         return broker
-
-    async def _refresh(self) -> None:
-        """Let brokers read what all bundles share, if a broker has changed it."""
-        for broker in self.brokers:
-            version = self._catalog_version
-            if self._versions.get(broker.bundle_id) != version:
-                # The next look tries it again. A broker that has lost its lease ends by itself.
-                with suppress(StorageUnavailable, ShuttingDown, LeaseLost):
-                    await broker.refresh_catalog()
-                    self._versions[broker.bundle_id] = version
