@@ -185,6 +185,21 @@ class Membership:
                 doubtful_until_ms=lease.doubtful_until_ms,
             )
 
+    def let_go(self, bundle_id: int) -> bool:
+        """Release a bundle whose broker has ended without releasing it. Blocking.
+
+        Messages that are due by now may have been delivered without a record.
+
+        Returns:
+          Whether the lease still named this process.
+
+        Raises:
+          TransactionAborted: if the lease row stays locked.
+        """
+        assert all(watch.lease.bundle_id != bundle_id for watch in self._watches)
+        seen_ms = max(self._clock.now_ms(), self._come_to_ms())
+        return leases.let_go(self._engine, self._member, bundle_id, seen_ms)
+
     def leave(self) -> None:
         """End the membership, when no broker of this process delivers any more. Blocking."""
         self.close()

@@ -206,7 +206,8 @@ class Services:
         )
         if lease.bundle_id:
             version = partial(run, _catalog_version, connections)
-            self.access.catch_up = CatchingUp(version, self.access.refresh).catch_up
+            refresh = partial(self.access.refresh, partial(run, connections.snapshot))
+            self.access.catch_up = CatchingUp(version, refresh).catch_up
         self.compactor = Compactor(
             ground.index, self.registry, self.passive_topics, self._progress, clock, run
         )

@@ -278,6 +278,12 @@ def kill(engine: Engine, connection: Connection, connection_ids: str) -> None:
     engine.kill([id for id in ids if id != connection.id])
 
 
+def kill_own(engine: Engine, connection: Connection, member: Member, bundle_id: int) -> None:
+    """Close the listed connections of a broker of this process that has ended."""
+    own = member.connections.get(bundle_id, set())
+    kill(engine, connection, ",".join(map(str, own)))
+
+
 def until(expires_at_ms: int, left_ms: int) -> str:
     """Return a text that says how long a row is still valid, for an error."""
     at = datetime.fromtimestamp(expires_at_ms / 1000, UTC).isoformat(timespec="seconds")

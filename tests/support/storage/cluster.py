@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 import trio.testing
@@ -233,8 +233,14 @@ async def cluster(
         nursery.cancel_scope.cancel()
 
 
+class Dialled(Protocol):
+    """Nodes to which a client opens connections."""
+
+    async def dial(self, address: str) -> MemoryStream: ...
+
+
 def connected(
-    found: Cluster, *addresses: str, token: str | None = None
+    found: Dialled, *addresses: str, token: str | None = None
 ) -> AbstractAsyncContextManager[escapement.Broker]:
     """Connect a client by these addresses."""
 

@@ -24,7 +24,7 @@ from escapement.access.grant import Action, Grant
 from escapement.access.pattern import ALL, Pattern
 from escapement.access.rights import Rights
 from escapement.access.token import Token
-from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.changes import Changes, Read
 from escapement.clock import Clock
 from escapement.errors import (
     AlreadyExists,
@@ -321,10 +321,13 @@ class Access:
             )
         return Grant(role, pattern, actions)
 
-    async def refresh(self) -> None:
-        """Read tokens and grants again, because another broker has changed them."""
+    async def refresh(self, source: Read) -> None:
+        """Read tokens and grants again, because another broker has changed them.
+
+        Changes of this broker wait, because what is read must not replace them.
+        """
         async with self._changes.alone(_LOCK):
-            tokens, grants = await self._changes.durably(
+            tokens, grants = await source(
                 lambda connection: (read_tokens(connection), read_grants(connection))
             )
             self._tokens = {token.id: token for token in tokens}

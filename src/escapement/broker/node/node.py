@@ -16,7 +16,6 @@ other failure of a broker ends the node, because its cause is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +33,7 @@ from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
+from escapement.broker.node.catalog_readers import CatalogReaders
 from escapement.broker.node.failed_starts import FailedStarts, may_start_later
 from escapement.broker.node.grace import Grace
 from escapement.broker.node.node_directory import NodeDirectory
@@ -41,14 +41,7 @@ from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.node.preparation import prepare
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
-from escapement.errors import (
-    EscapementError,
-    LeaseHeld,
-    LeaseLost,
-    ShuttingDown,
-    StorageError,
-    StorageUnavailable,
-)
+from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
@@ -129,10 +122,9 @@ class Node:
         self._log_identity = b""  # known before the first connection is served
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
-        # The version of the catalog in the database, and the one that each broker has.
-        self._catalog_version = 0
+        self._catalog_version = 0  # in the database
+        self._catalog_readers = CatalogReaders()
         self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
-        self._versions: dict[int, int] = {}
         self._hurry = trio.Event()  # set when the node must look or end at once
 
     @property
@@ -240,8 +232,8 @@ class Node:
                 await self._look()
             except (StorageUnavailable, TransactionAborted):
                 continue  # the renewals of the membership report it
-            await self._refresh()
             if not self.stopping:
+                self._catalog_readers.look(self.brokers, self._catalog_version, nursery)
                 decision = self._decide()
                 self._release(decision.release)
                 for bundle_id in decision.take:
@@ -344,7 +336,6 @@ class Node:
         begun = trio.Event()
 
         def ready(broker: Broker) -> None:
-            self._versions.pop(bundle_id, None)  # let it read the catalog after the next look
             self._failed_starts.forget(bundle_id)
             self._on_ready(broker)
             if not begun.is_set():
@@ -355,32 +346,51 @@ class Node:
         self._owned[bundle_id] = bundle
         try:
             with log_fields(bundle=bundle_id):
-                await bundle.run(patient=patient)
-        except LeaseHeld as error:
-            if self._engine.kind == "sqlite":
-                raise
-            _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
-        except StorageError as error:
-            # A node that starts with one bundle has nothing else to serve.
-            alone = not patient and self.directory.count == 1
-            if begun.is_set() or not may_start_later(error, alone):
-                raise
-            pause_s = self._failed_starts.add(bundle_id, trio.current_time())
-            _log.error(
-                "bundle.not_started",
-                "bundle %d cannot start; the node tries it again in %d s: %s",
-                bundle_id,
-                pause_s,
-                error,
-            )
+                try:
+                    await bundle.run(patient=patient)
+                except LeaseHeld as error:
+                    if self._engine.kind == "sqlite":
+                        raise
+                    _log.info("bundle.held", "another node has bundle %d: %s", bundle_id, error)
+                except StorageError as error:
+                    # A node that starts with one bundle has nothing else to serve.
+                    alone = not patient and self.directory.count == 1
+                    if begun.is_set() or not may_start_later(error, alone):
+                        raise
+                    pause_s = self._failed_starts.add(bundle_id, trio.current_time())
+                    _log.error(
+                        "bundle.not_started",
+                        "bundle %d cannot start; the node tries it again in %d s: %s",
+                        bundle_id,
+                        pause_s,
+                        error,
+                    )
+                if not begun.is_set():
+                    begun.set()
+                    task_status.started()
+                if not bundle.is_free:
+                    await self._let_go(bundle_id)
         finally:
             del self._owned[bundle_id]
             self.directory.leaving.discard(bundle_id)
-            self._versions.pop(bundle_id, None)
             if bundle.released:
                 self._hurry.set()
-        if not begun.is_set():
-            task_status.started()
+
+    async def _let_go(self, bundle_id: int) -> None:
+        """Release a bundle whose broker has ended without releasing it; repeat it after failures.
+
+        This node renews its membership, so otherwise no other node could ever take the bundle. When
+        the node stops, the end of its membership frees the bundle.
+        """
+        while not self.stopping:
+            try:
+                if await self._work(self.membership.let_go, bundle_id):
+                    _log.warning(
+                        "bundle.let_go", "released bundle %d without a clean stop", bundle_id
+                    )
+                return
+            except (StorageUnavailable, TransactionAborted):
+                await trio.sleep(self._look_s)  # the renewals of the membership report an outage
 
     def _make_broker(self, bundle_id: int) -> Broker:
         limits = self.config.limits
@@ -399,13 +409,3 @@ class Node:
         )
         broker.directory = self.directory
         return broker
-
-    async def _refresh(self) -> None:
-        """Let brokers read what all bundles share, if a broker has changed it."""
-        for broker in self.brokers:
-            version = self._catalog_version
-            if self._versions.get(broker.bundle_id) != version:
-                # The next look tries it again. A broker that has lost its lease ends by itself.
-                with suppress(StorageUnavailable, ShuttingDown, LeaseLost):
-                    await broker.refresh_catalog()
-                    self._versions[broker.bundle_id] = version
