@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Final
 
 import trio
 
 from escapement.broker.broker import Broker
 from escapement.errors import LeaseLost, ShuttingDown, StorageUnavailable
 from escapement.storage.engine.base import TransactionAborted
+
+# Brokers that read at the same time. Each uses a connection, which the pool keeps. Only the broker
+# of bundle 0 waits for anything but the database: for its own change of a token.
+_AT_ONCE: Final = 4
 
 
 class CatalogReaders:
@@ -22,6 +27,7 @@ class CatalogReaders:
     def __init__(self) -> None:
         self._versions: dict[Broker, int] = {}
         self._reading: set[Broker] = set()
+        self._turns = trio.Semaphore(_AT_ONCE)
 
     def look(self, brokers: Collection[Broker], version: int, nursery: trio.Nursery) -> None:
         """Let those brokers read that have not read this version and do not read now.
@@ -40,7 +46,8 @@ class CatalogReaders:
         try:
             # The next look tries it again. A broker that has lost its lease ends by itself.
             with suppress(StorageUnavailable, TransactionAborted, ShuttingDown, LeaseLost):
-                await broker.refresh_catalog()
+                async with self._turns:
+                    await broker.refresh_catalog()
                 self._versions[broker] = version
         finally:
             self._reading.discard(broker)
