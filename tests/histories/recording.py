@@ -146,6 +146,28 @@ class RecordedInbox:
         self._way_of = way_of
         tap(inbox, self._arrive)
 
+    def take(self, batch: escapement.Batch) -> None:
+        """Note messages that the application takes, and that came before this object existed.
+
+        The first ones may come together with the answer that the consumer is open.
+        """
+        missed = [one for one in batch if one.offset not in self._consumer.latest]
+        if missed:
+            self._arrive(
+                [
+                    Delivered(
+                        one.offset,
+                        one.due_ms,
+                        one.attempt,
+                        one.redelivered,
+                        one.payload,
+                        one.key,
+                        one.priority,
+                    )
+                    for one in missed
+                ]
+            )
+
     async def ack(self, offsets: list[int]) -> None:
         """Acknowledge messages, without an answer."""
         self._note_acks(offsets)
