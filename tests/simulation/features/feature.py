@@ -24,6 +24,8 @@ Policies = Mapping[str, Mapping[str, Any]]
 # Retries come some minutes or an hour later.
 BACKOFF: Final[Mapping[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
 
+# A broker that has lost its lease may answer reads for this time, until it reaches the database.
+STALE_S: Final = 40 * HOUR_S
 # A request without an answer may still take effect, until its broker goes on or has ended.
 REQUEST_S: Final = 24 * HOUR_S
 
