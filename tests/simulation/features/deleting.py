@@ -76,7 +76,7 @@ class Deleting(Feature):
         await client.admin("subscriptions.create", topic=_TOPIC, subscription="keeper")
 
     async def look(self) -> None:
-        """Compare the log and the index with what was sent.
+        """Compare the log and the index with the messages that were sent.
 
         A broker that does not know yet that it has lost its lease may show an earlier state. So a
         difference counts if it is still there when no broker does.

@@ -82,4 +82,4 @@ class Feature:
         """Note that all faults have ended."""
 
     async def look(self) -> None:
-        """Look at the result of what was asked. It is called now and then after all faults."""
+        """Look at the results of all requests. The run calls it now and then after all faults."""

@@ -47,9 +47,9 @@ class Redriving(Feature):
                 await self._redrive(0.5)
 
     async def look(self) -> None:
-        """Redrive all that is left, and list again what is left then.
+        """Redrive all dead letters, and list them again.
 
-        Without the second listing, nobody would know that the redriven messages must still come.
+        The second listing shows which redriven messages must still come.
         """
         await self._redrive(1.0)
         await self._redrive(0.0)
