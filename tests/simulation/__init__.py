@@ -4,8 +4,9 @@ Begin with ``run.py``, which puts a run together. ``world.py`` has the brokers a
 they share: ``database.py``, ``disk.py`` and ``network.py`` are real SQLite, real files and streams
 in memory behind faults. ``host.py`` is one broker process, which can be killed and paused. Clients
 (``operations.py``, ``consuming.py``) record their calls and deliveries, and the rules of
-``histories`` compare that with the invariants. ``planted.py`` has bugs that the simulation must
-find.
+``histories`` compare that with the invariants. ``features/`` has the clients of further features,
+and ``checks/`` what these must keep. ``memory.py`` compares brokers with their bounds.
+``planted.py`` has bugs that the simulation must find.
 
 All random choices come from one seed. A run with the same seed repeats exactly.
 """

@@ -13,6 +13,7 @@ SEEDS = range(1, 4)
 SOONEST = {
     "cursor advanced too far": 3,
     "generation dropped one too early": 3,
+    "retry lost on disconnect": 2,
 }
 
 

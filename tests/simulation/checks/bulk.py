@@ -13,7 +13,7 @@ from histories.timing import earliest_due_ms
 class BulkCheck:
     """A bulk change that is done has changed all messages that waited all the time.
 
-    So their amendments are confirmed, and invariant 10 says what may still come.
+    So their amendments are confirmed, and invariant 10 holds for them.
 
     Args:
       skew_ms: the most that two clocks differ by.
@@ -42,9 +42,9 @@ class BulkCheck:
                 amendment.answered_ms, amendment.done = now_ms, True
 
     def unfinished(self, history: History) -> Iterator[str]:
-        """Yield nothing: the checker knows of lost messages."""
+        """Yield nothing: the rules for all messages find lost ones."""
         yield from ()
 
     def violations(self, history: History) -> Iterator[str]:
-        """Yield bulk changes that failed. The checker knows of messages that were not changed."""
+        """Yield bulk changes that failed. The rules for all messages find those left out."""
         yield from self.found

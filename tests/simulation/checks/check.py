@@ -1,4 +1,4 @@
-"""What every check of a feature has."""
+"""The protocol of the checks of features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from histories.history import History
 
 
 class Check(Protocol):
-    """What the client of a feature was told, and the rules that the feature must keep."""
+    """The answers to the client of a feature, and the rules that the feature must keep."""
 
     def unfinished(self, history: History) -> Iterator[str]:
         """Yield what must still happen."""

@@ -31,7 +31,7 @@ class DeleteCheck:
             yield f"delete: {where} has a message twice: {sorted(stored)}"
 
     def unfinished(self, history: History) -> Iterator[str]:
-        """Yield nothing: nobody consumes these messages."""
+        """Yield nothing: these messages have no consumers."""
         yield from ()
 
     def violations(self, history: History) -> Iterator[str]:

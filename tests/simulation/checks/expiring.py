@@ -1,4 +1,4 @@
-"""Times to live and priorities: what expires, what does not, and what comes first."""
+"""Times to live and priorities: expired messages never come, and urgent ones come first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExpiryCheck:
     priorities: dict[int, int] = field(default_factory=dict)  # of each message
 
     def unfinished(self, history: History) -> Iterator[str]:
-        """Yield nothing: the checker knows of lost messages."""
+        """Yield nothing: the rules for all messages find lost ones."""
         yield from ()
 
     def violations(self, history: History) -> Iterator[str]:

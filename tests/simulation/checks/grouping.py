@@ -22,7 +22,7 @@ class Group:
 class GroupCheck:
     """Each closed group is complete exactly once.
 
-    The follow-ups are messages of another topic, so the checker knows of doubled ones.
+    The follow-ups are messages of another topic. So the rules for all messages find doubled ones.
     """
 
     subscription: str

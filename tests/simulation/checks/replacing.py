@@ -26,7 +26,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Send:
-    """One message that was sent with a replace key, and what it may end."""
+    """One message that was sent with a replace key, and the messages that it may end."""
 
     message: Message
     key: str
@@ -58,7 +58,7 @@ class ReplaceCheck:
     # Of each key: the messages one of which is the last stored one.
     last: dict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     found: list[str] = field(default_factory=list)
-    # Messages of which one was kept, and no client knows which.
+    # Messages of which one was kept; the receipt that named it was lost.
     doubts: list[list[Message]] = field(default_factory=list)
     debounced: list[Entry] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ class ReplaceCheck:
             )
 
     def stored_before(self, send: Send, now_ms: int) -> None:
-        """Note that an earlier try has stored a message. No client knows what it replaced."""
+        """Note that an earlier try has stored a message, and may have replaced another."""
         new, entries = Entry(send.message, now_ms, send.wait_ms), self.last[send.key]
         if send.mode == FIRST and entries:
             self._store(send, [*entries, new])

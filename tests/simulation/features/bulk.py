@@ -9,11 +9,11 @@ import trio
 
 import escapement
 from escapement.client.administration.bulk import BulkChange
-from escapement.errors import EscapementError
+from escapement.errors import EscapementError, NotFound
 from simulation.checks.bulk import BulkCheck
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
 from simulation.consuming import random_delay_ms
-from simulation.features.feature import Feature, Topics
+from simulation.features.feature import STALE_S, Feature, Topics
 from simulation.world import World
 
 _TOPIC: Final = "bulky"
@@ -94,5 +94,9 @@ class Bulk(Feature):
         async def show(client: escapement.Broker) -> None:
             shown.append(await client.bulk.show(_TOPIC, id))
 
-        await self._ask_surely(_TOPIC, show)
+        while not shown:
+            try:
+                await self._ask_surely(_TOPIC, show)
+            except NotFound:  # from a broker that has lost its lease before the start
+                await trio.sleep(STALE_S)
         return shown[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -12,7 +13,7 @@ from escapement.errors import AlreadyExists, NotFound
 from histories.history import NEVER_MS, number_of
 from simulation.checks.deleting import DeleteCheck
 from simulation.clocks import HOUR_S
-from simulation.features.feature import REQUEST_S, Feature
+from simulation.features.feature import STALE_S, Feature
 from simulation.world import World
 
 _TOPIC: Final = "fleeting"
@@ -32,7 +33,7 @@ class Deleting(Feature):
         self._history.topics[_TOPIC] = []  # its messages are in several topics
 
     async def run(self, end_ms: int) -> None:
-        await self._ask_surely(_TOPIC, self._create)
+        await self._ask_twice(self._create, AlreadyExists)
         while self._history.now_ms() < end_ms:
             await trio.sleep(self._rng.uniform(0, 2 * _MEAN_S))
             messages, delays_ms = self._draw(_TOPIC, self._rng.randint(1, _BATCH), end_ms)
@@ -44,11 +45,7 @@ class Deleting(Feature):
                 await self._begin_again()
 
     async def _begin_again(self) -> None:
-        async def delete(client: escapement.Broker) -> None:
-            with suppress(NotFound):  # an earlier request has deleted it
-                await client.admin("topics.delete", topic=_TOPIC, force=True)
-
-        await self._ask_surely(_TOPIC, delete)
+        await self._ask_twice(self._delete, NotFound)
         for message in self.check.life:
             # Another message may get its offset.
             message.offset, message.confirmed_ms = -1, NEVER_MS
@@ -56,21 +53,37 @@ class Deleting(Feature):
         self.check.life = []
         self._history.counts["topics deleted"] += 1
         await trio.sleep(self._rng.uniform(0, self._rng.choice([0, HOUR_S])))
-        await self._ask_surely(_TOPIC, self._create)
+        await self._ask_twice(self._create, AlreadyExists)
+
+    async def _ask_twice(
+        self, ask: Callable[[escapement.Broker], Awaitable[None]], done: type[Exception]
+    ) -> None:
+        """Make a request, which may fail because an earlier try has done it.
+
+        A broker that has lost its lease may refuse it for the same reason, so ask again later.
+        """
+        try:
+            await self._ask_surely(_TOPIC, ask)
+        except done:
+            await trio.sleep(STALE_S)
+            with suppress(done):
+                await self._ask_surely(_TOPIC, ask)
+
+    async def _delete(self, client: escapement.Broker) -> None:
+        await client.admin("topics.delete", topic=_TOPIC, force=True)
 
     async def _create(self, client: escapement.Broker) -> None:
-        with suppress(AlreadyExists):  # an earlier request has created it
-            await client.admin("subscriptions.create", topic=_TOPIC, subscription="keeper")
+        await client.admin("subscriptions.create", topic=_TOPIC, subscription="keeper")
 
     async def look(self) -> None:
-        """Compare the log and the index with what was sent.
+        """Compare the log and the index with the messages that were sent.
 
         A broker that does not know yet that it has lost its lease may show an earlier state. So a
-        difference counts if it is still there a day later.
+        difference counts if it is still there when no broker does.
         """
         if not await self._differences():
             return
-        await trio.sleep(REQUEST_S)
+        await trio.sleep(STALE_S)
         self.check.found += await self._differences()
 
     async def _differences(self) -> list[str]:

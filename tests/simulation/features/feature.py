@@ -24,6 +24,8 @@ Policies = Mapping[str, Mapping[str, Any]]
 # Retries come some minutes or an hour later.
 BACKOFF: Final[Mapping[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
 
+# A broker that has lost its lease may answer reads for this time, until it reaches the database.
+STALE_S: Final = 40 * HOUR_S
 # A request without an answer may still take effect, until its broker goes on or has ended.
 REQUEST_S: Final = 24 * HOUR_S
 
@@ -80,4 +82,4 @@ class Feature:
         """Note that all faults have ended."""
 
     async def look(self) -> None:
-        """Look at the result of what was asked. It is called now and then after all faults."""
+        """Look at the results of all requests. The run calls it now and then after all faults."""

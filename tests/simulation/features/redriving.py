@@ -33,6 +33,10 @@ class Redriving(Feature):
             _SUBSCRIPTION: {**BACKOFF, "max_deliveries": 1, "dead_letter_topic": self._graveyard}
         }
         self._history.max_deliveries[_SUBSCRIPTION] = 1
+        self._is_healed = False
+
+    def heal(self) -> None:
+        self._is_healed = True
 
     async def run(self, end_ms: int) -> None:
         while self._history.now_ms() < end_ms:
@@ -43,17 +47,24 @@ class Redriving(Feature):
                 await self._redrive(0.5)
 
     async def look(self) -> None:
-        """Redrive all that is left, once, and list what is left of it."""
+        """Redrive all dead letters, and list them again.
+
+        The second listing shows which redriven messages must still come.
+        """
         await self._redrive(1.0)
+        await self._redrive(0.0)
 
     async def _redrive(self, share: float) -> None:
         """List all dead letters, and redrive a share of them."""
         names = {"dead_letter_topic": self._graveyard}
         try:
             async with self._world.connect(self._world.bundle_of(self._graveyard)) as client:
+                found = self._history.dead_letters[_SUBSCRIPTION]
+                before = found.remaining - found.asked
                 await list_dead_letters(self._history, client, _TOPIC, _SUBSCRIPTION, **names)
-                remaining = sorted(self._history.dead_letters[_SUBSCRIPTION].remaining)
-                if chosen := [one for one in remaining if self._rng.random() < share]:
+                if not self._is_healed:  # the broker may have shown an earlier state
+                    found.remaining |= before
+                if chosen := [one for one in sorted(found.remaining) if self._rng.random() < share]:
                     await redrive(self._history, client, _TOPIC, _SUBSCRIPTION, chosen, **names)
         except NotFound:
             return  # there is no dead letter yet

@@ -22,7 +22,7 @@ _LOOK_S: Final = 60 * HOUR_S
 
 
 class Scheduling(Feature):
-    """Creates two schedules, and reads now and then what they have published."""
+    """Creates two schedules, and reads their published messages now and then."""
 
     topics: ClassVar[Topics] = {_TOPIC: {"keeper": KEPT}}
 
