@@ -17,7 +17,7 @@ FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress soak simulate fuzz bench docs install package database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress soak upgrade simulate fuzz bench docs install package database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ simulate: $(INSTALLED) ## brokers, clients and faults on a virtual clock: SEEDS=
 soak: $(INSTALLED) database ## memory, descriptors, disk and lateness under load: HOURS=1 BROKERS=2
 	PYTHONPATH=tests $(BIN)/python -m stress.soak --hours $(or $(HOURS),1) \
 	  --brokers $(or $(BROKERS),2) $(if $(SEED),--seed $(SEED))
+
+upgrade: $(INSTALLED) database ## brokers of COMMIT and of the working tree in turn, under load: ARGS=--kill
+	PYTHONPATH=tests $(BIN)/python -m stress.upgrade $(COMMIT) $(ARGS)
 
 fuzz: $(FUZZ_INSTALLED) ## any bytes as frames, blocks, segments and manifests: COUNT=100000 TARGET=all
 	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),100000) \

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from measurements import MEASUREMENTS, Measurement
 
+from support.commits import source_of
 from support.database.servers import MysqlServer, free_port, private_server
 
 ROOT = Path(__file__).parents[1]
@@ -59,19 +58,6 @@ def figure_of(found: dict[str, Any]) -> Figure:
             return Figure("p50 ms", found["send_p50_ms"], False)
         case _:
             return Figure("msg/s", found["messages_per_second"], True)
-
-
-@contextlib.contextmanager
-def source_of(commit: str) -> Iterator[Path]:
-    """Check out ``commit`` in a folder that exists in the ``with`` block; yield its source."""
-    with tempfile.TemporaryDirectory(prefix="escapement-pairs-") as folder:
-        tree = Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
-        try:
-            yield tree / "src"
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
 @contextlib.contextmanager

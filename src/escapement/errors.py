@@ -157,6 +157,25 @@ class Disconnected(EscapementError):
     retryable = True
 
 
+class NoOwner(Disconnected):
+    """Raised when brokers answer, and none of them serves the topic's bundle at the moment.
+
+    A bundle has no owner while it moves, and until the lease of a dead broker has expired. Clients
+    also do not find the owner if it advertises an address at which they cannot reach it.
+    """
+
+    code = "no_owner"
+
+
+class OtherDatabase(EscapementError):
+    """Raised when a broker uses another database than the one that the client connected to first.
+
+    The addresses of a client must be those of brokers on one database.
+    """
+
+    code = "other_database"
+
+
 # -- storage -------------------------------------------------------------------
 
 
@@ -210,7 +229,13 @@ class TableRejected(StorageError):
 
 
 class LeaseLost(StorageError):
-    """Raised when another broker has taken the lease of the database from this broker."""
+    """Raised when another broker has taken the lease of the topic's bundle from this broker.
+
+    The client repeats requests that may safely take effect twice, such as ``cancel``,
+    ``reschedule`` and ``run_now``, so an application gets this error only after
+    ``request_timeout_s``. It gets it at once for requests that create, delete or move something,
+    such as ``topics.create``. Whether such a request took effect is not known.
+    """
 
     code = "lease_lost"
     retryable = True
@@ -220,6 +245,12 @@ class LeaseHeld(StorageError):
     """Raised at start when another broker, named in the message, has the lease of the database."""
 
     code = "lease_held"
+
+
+class AddressTaken(StorageError):
+    """Raised at start when another live broker has told clients the same address as its own."""
+
+    code = "address_taken"
 
 
 class DataDirectoryInUse(StorageError):

@@ -11,16 +11,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import trio
 
 import escapement
+from escapement.cli.main import run
+from escapement.storage.engine.address import MysqlAddress
+from support.database.accounts import PASSWORD, account
 from support.database.servers import SqlServer
 from support.processes.broker import PATIENT, BrokerProcess, until
 from support.processes.command_lines import TIMEOUT_S, process
 
+GUIDES: Final = Path(__file__).parents[2] / "docs" / "guides"
+# The options of the documented commands that name a server.
+CONNECTION: Final = {"--host", "--user", "--password"}
 BATCH: Final = 200
 # Later than the restored broker needs to start, so that it is the one that delivers the messages.
 LONG_DELAY: Final = timedelta(seconds=7)
@@ -143,6 +149,61 @@ def printed(broker: BrokerProcess, url: str, *words: str) -> list[str]:
     return re.findall(r"^  (mariadb.*)$", said.replace(" --password", ""), re.MULTILINE)
 
 
+def documented(file: str, pattern: str) -> str:
+    """Return the first group of a pattern in a guide."""
+    text = (GUIDES / file).read_text().replace("\\\n", "")
+    found = re.search(pattern, text, re.MULTILINE)
+    assert found is not None, pattern
+    return found[1]
+
+
+def test_dump_and_restore_need_the_documented_rights_only(
+    tmp_path: Path, mysql_server: SqlServer, mysql_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """O9: the dump as the user of the broker, the rest as the migrator."""
+    file = tmp_path / "dump.sql"
+    guide = "mysql-in-production.md"
+    rights = {
+        user: documented(guide, rf"^GRANT (.*) ON escapement\.\* TO {user};$")
+        for user in ("escapement", "migrator")
+    }
+    name = urlsplit(mysql_url).path.removeprefix("/")
+    assert run(["migrate", "--log", mysql_url, "--table-sets", "1"]) == 0
+    with (
+        account(mysql_server, mysql_url, rights["escapement"]) as broker,
+        account(mysql_server, mysql_url, rights["migrator"]) as migrator,
+    ):
+
+        def execute(line: str, user: MysqlAddress) -> None:
+            words = line.replace("escapement.", f"{name}.").split()
+            where = [f"--host={user.host}", f"--port={user.port}", f"--user={user.user}"]
+            given = [one for one in words[1:-1] if one.split("=")[0] not in CONNECTION]
+            done = subprocess.run(
+                [words[0], *where, *given, name],
+                env=os.environ | {"MYSQL_PWD": user.password},
+                input=file.read_bytes() if file.exists() else b"",
+                capture_output=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+
+        dump = documented("backup.md", r"^(mariadb-dump .*)$")
+        assert run(["backup", "monday.sql", "--log", "mysql://escapement:s@db.example/escapement"])
+        printed = re.findall(r"^  (mariadb.*)$", capfd.readouterr().err, re.MULTILINE)
+        assert {*printed[0].split()} - {*dump.split()} == {"--port=3306"}
+        execute(dump.replace("monday.sql", str(file)), broker)
+        mysql_server.admin(f"DROP DATABASE `{name}`")
+        mysql_server.admin(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
+        execute("mariadb escapement", migrator)
+        url = f"mysql://{migrator.user}:{quote(PASSWORD, safe='')}@{migrator.host}:{migrator.port}"
+        assert run(["migrate", "--log", f"{url}/{name}", "--table-sets", "1"]) == 0
+        assert run(["migrate", "--log", mysql_url, "--table-sets", "1"]) == 0
+        said = capfd.readouterr().out
+        assert said.count("created the view") == 3
+        assert "created the table" not in said
+        assert said.endswith("The tables are up to date.\n")
+
+
 @pytest.mark.parametrize("keeps_index", [True, False])
 async def test_dump_of_a_loaded_broker_restores_what_it_had_confirmed(
     tmp_path: Path, mysql_server: SqlServer, mysql_url: str, keeps_index: bool
@@ -153,7 +214,7 @@ async def test_dump_of_a_loaded_broker_restores_what_it_had_confirmed(
     name = url.path.removeprefix("/")
     environment = os.environ | ({"MYSQL_PWD": url.password} if url.password else {})
 
-    def run(line: str) -> subprocess.CompletedProcess[str]:
+    def execute(line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             line, shell=True, env=environment, capture_output=True, text=True, check=False
         )
@@ -162,12 +223,12 @@ async def test_dump_of_a_loaded_broker_restores_what_it_had_confirmed(
     try:
         broker.start()
         (dump,) = printed(broker, mysql_url, "backup", str(file))
-        pending, finished = await back_up(broker, lambda: run(dump))
+        pending, finished = await back_up(broker, lambda: execute(dump))
         mysql_server.admin(f"DROP DATABASE `{name}`")
         mysql_server.admin(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
         load, release = printed(broker, mysql_url, "restore", str(file))
         for line in (load, release):
-            done = run(line)
+            done = execute(line)
             assert done.returncode == 0, done.stderr
         second.start()
         assert ("index.foreign" in second.complaints()) == keeps_index

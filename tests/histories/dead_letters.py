@@ -41,8 +41,18 @@ def _may_have_died_unread(history: History, name: str, number: int, original: in
     return troubles >= history.max_deliveries[name]
 
 
+def perhaps_redriven(history: History) -> Counter[int]:
+    """Return how many dead letters of each message were redriven, or may have been."""
+    return Counter(
+        number
+        for found in history.dead_letters.values()
+        for offset, (number, _) in found.seen.items()
+        if offset in found.asked or offset not in found.remaining
+    )
+
+
 def redriven(history: History) -> Counter[int]:
-    """Return how many dead letters of each message were redriven."""
+    """Return how many dead letters of each message were redriven before the last listing."""
     return Counter(
         number
         for found in history.dead_letters.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from escapement.errors import LeaseLost, StorageError, StorageUnavailable
+from escapement.errors import AddressTaken, LeaseLost, StorageError, StorageUnavailable
 from escapement.storage.engine.base import TransactionAborted
 from histories.history import History
 
@@ -18,5 +18,7 @@ def ended(history: History) -> Iterator[str]:
 def _is_explained(history: History, error: BaseException) -> bool:
     if isinstance(error, LeaseLost | StorageUnavailable | TransactionAborted):
         return True
+    if isinstance(error, AddressTaken):  # by the node before, which had lost its data directory
+        return history.faults["lost data"] > 0
     full = history.disk_failed and "cannot be written" in str(error)
     return full and type(error) is StorageError

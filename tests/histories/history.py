@@ -171,6 +171,17 @@ class DeadLetters:
 
 
 @dataclass(slots=True)
+class Seek:
+    """A seek of a subscription to an offset or a time. It took effect between its two times."""
+
+    subscription: str
+    called_s: float
+    answered_s: float = float("inf")
+    offset: int | None = None
+    from_ms: int | None = None
+
+
+@dataclass(slots=True)
 class End:
     """A broker that ended by itself."""
 
@@ -198,6 +209,9 @@ class History:
         self.ack_sent: set[tuple[str, int]] = set()  # by subscription and offset
         self.acked_s: dict[tuple[str, int], float] = {}  # when that was durable
         self.dead_letters: dict[str, DeadLetters] = defaultdict(DeadLetters)
+        self.seeks: dict[str, list[Seek]] = {}  # of the subscriptions that are sought
+        # Of a topic: messages that are due by this time may have expired
+        self.expired_ms: dict[str, int] = {}
         self.ends: list[End] = []
         self.surprises: list[str] = []  # what must not happen, found while the run went on
         self.faults: Counter[str] = Counter()
@@ -254,6 +268,22 @@ class History:
 
     def end(self, host: str, error: BaseException) -> None:
         self.ends.append(End(self.now_s(), host, error))
+
+    def end_seek(self, seek: Seek, answered_s: float) -> None:
+        """Note that a seek has taken effect. Earlier acknowledgements say nothing any more."""
+        seek.answered_s = answered_s
+        for key in [key for key in self.acked_s if key[0] == seek.subscription]:
+            del self.acked_s[key]
+
+    def acks_s(self, subscription: str, offset: int) -> list[float]:
+        """Return when a subscription began to acknowledge each arrival of a copy."""
+        course = self.courses.get((subscription, offset), ())
+        return [one.acked_s for one in course if one.acked_s is not None]
+
+    def was_sought(self, subscription: str, from_s: float, to_s: float) -> bool:
+        """Return whether a seek may have taken effect between two times."""
+        seeks = self.seeks.get(subscription, ())
+        return any(one.called_s <= to_s and one.answered_s >= from_s for one in seeks)
 
     def trouble(self, began_s: float, ended_s: float, times: int = 1) -> None:
         """Note a trouble, which may have cost as many deliveries of each message."""

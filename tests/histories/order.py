@@ -40,11 +40,14 @@ def _settled_s(history: History, message: Message) -> float:
 def log_order(history: History) -> Iterator[str]:
     """Find first deliveries that are not in the order of the log."""
     for arrivals in _firsts(history, "log"):
-        last = -1
+        last = arrivals[0] if arrivals else None
         for arrival in arrivals:
-            if arrival.offset < last:
-                yield f"order: {arrival} came after offset {last}"
-            last = max(last, arrival.offset)
+            assert last is not None
+            if history.was_sought(arrival.subscription, last.sent_s, arrival.sent_s):
+                last = arrival
+            if arrival.offset < last.offset:
+                yield f"order: {arrival} came after offset {last.offset}"
+            last = max(last, arrival, key=lambda one: one.offset)
 
 
 def _firsts(history: History, kind: str) -> Iterator[list[Arrival]]:

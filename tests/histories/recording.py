@@ -11,7 +11,6 @@ import numpy as np
 import escapement
 from escapement import AmendStatus, MessageId, Outcomes
 from escapement.names import TopicName
-from escapement.protocol import commands as wire
 from histories.history import (
     Amendment,
     Arrival,
@@ -22,6 +21,7 @@ from histories.history import (
     number_of,
     payload_of,
 )
+from support.tapped_inbox import Delivered, tap
 
 
 async def send(
@@ -31,17 +31,25 @@ async def send(
     *,
     sequence: int | None = None,
     dedup: Sequence[str | None] | None = None,
-) -> None:
-    """Publish messages with their delays in milliseconds, and note the receipts."""
+    **columns: Any,
+) -> escapement.Receipts:
+    """Publish messages with their delays in milliseconds, and note the receipts.
+
+    Args:
+      columns: further arguments of ``Producer.send_many``.
+    """
     receipts = await producer.send_many(
         [payload_of(message) for message, _ in batch],
         delay=np.array([delay_ms for _, delay_ms in batch]),
-        keys=[message.key for message, _ in batch],
+        keys=[message.key or None for message, _ in batch],
         sequence=sequence,
         dedup=dedup,
+        **columns,
     )
     for (message, _), receipt in zip(batch, receipts, strict=True):
-        history.confirm(message, receipt.id.offset if receipt.id else -1)
+        if not receipt.kept:  # else the receipt names another message
+            history.confirm(message, receipt.id.offset if receipt.id else -1)
+    return receipts
 
 
 async def amend(
@@ -86,11 +94,17 @@ async def list_dead_letters(
 
 
 async def redrive(
-    history: History, client: escapement.Broker, topic: str, subscription: str, offsets: list[int]
+    history: History,
+    client: escapement.Broker,
+    topic: str,
+    subscription: str,
+    offsets: list[int],
+    **more: str,
 ) -> None:
     """Redrive the dead letters with these offsets."""
     history.dead_letters[subscription].asked |= set(offsets)
-    await client.admin("dlq.redrive", topic=topic, subscription=subscription, offsets=offsets)
+    names = {"topic": topic, "subscription": subscription, **more}
+    await client.admin("dlq.redrive", **names, offsets=offsets)
     history.counts["redriven"] += len(offsets)
 
 
@@ -130,7 +144,29 @@ class RecordedInbox:
         self._consumer = Consumer(subscription)
         self._inbox = inbox
         self._way_of = way_of
-        self._listen()
+        tap(inbox, self._arrive)
+
+    def take(self, batch: escapement.Batch) -> None:
+        """Note messages that the application takes, and that came before this object existed.
+
+        The first ones may come together with the answer that the consumer is open.
+        """
+        missed = [one for one in batch if one.offset not in self._consumer.latest]
+        if missed:
+            self._arrive(
+                [
+                    Delivered(
+                        one.offset,
+                        one.due_ms,
+                        one.attempt,
+                        one.redelivered,
+                        one.payload,
+                        one.key,
+                        one.priority,
+                    )
+                    for one in missed
+                ]
+            )
 
     async def ack(self, offsets: list[int]) -> None:
         """Acknowledge messages, without an answer."""
@@ -166,34 +202,18 @@ class RecordedInbox:
         for offset in offsets:
             self._consumer.latest[offset].returned_s = self._history.now_s()
 
-    def _listen(self) -> None:
-        """Note every delivery before the application receives it."""
-        heard: Callable[[wire.Command], None] = self._inbox._heard
-
-        def tap(command: wire.Command) -> None:
-            if isinstance(command, wire.Deliver):
-                self._arrive(command)
-            heard(command)
-
-        self._inbox._heard = tap  # type: ignore[method-assign]
-
-    def _arrive(self, command: wire.Deliver) -> None:
-        batch = command.decode()
-        values = batch.payloads.to_list()
-        keys = [b""] * len(values) if batch.keys is None else batch.keys.to_list()
+    def _arrive(self, delivered: list[Delivered]) -> None:
         link = self._inbox._line.link
         assert link is not None
         way = self._way_of(link._stream)
-        for row, value in enumerate(values):
-            again = command.redelivered is not None and bool(command.redelivered[row])
-            attempt = 1 if command.attempts is None else int(command.attempts[row])
+        for one in delivered:
             arrival = Arrival(
                 self._consumer.subscription,
-                number_of(value),
-                int(command.offsets[row]),
-                int(command.due_ms[row]),
-                keys[row].decode(),
-                again or attempt > 1,
+                number_of(one.payload),
+                one.offset,
+                one.due_ms,
+                one.key or "",
+                one.redelivered or one.attempt > 1,
                 self._history.now_s(),
                 self._history.now_ms(),
                 way,

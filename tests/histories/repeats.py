@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from histories.history import Arrival, History, in_order
 
@@ -13,7 +14,11 @@ def acknowledged(history: History) -> Iterator[str]:
         for arrival in history.courses.get(key, ()):
             # Deliveries and confirmations travel over different connections.
             overtake_s = history.sending_s if arrival.way.sent is None else 0.0
-            if (after_s := arrival.sent_s - acked_s) > overtake_s:
+            if (after_s := arrival.sent_s - acked_s) <= overtake_s:
+                continue
+            called_s = [at_s for at_s in history.acks_s(*key) if at_s <= acked_s]
+            since_s = max(called_s, default=acked_s)
+            if not history.was_sought(arrival.subscription, since_s, arrival.sent_s):
                 yield f"again (3): {arrival} was sent {after_s:.3f} s after its ack was durable"
 
 
@@ -33,6 +38,8 @@ def _is_over(history: History, arrival: Arrival, at_s: float) -> bool:
     """Return whether a delivery may have ended by then."""
     ends = [arrival.returned_s, arrival.consumer.left_s, arrival.way.connection.ended_s]
     if any(end_s is not None and end_s <= at_s for end_s in ends):
+        return True
+    if history.was_sought(arrival.subscription, arrival.sent_s, at_s):
         return True
     return at_s >= arrival.sent_s + history.expiry_s
 
@@ -64,10 +71,15 @@ def _is_explanation(history: History, arrival: Arrival, arrivals: list[Arrival])
         for end_s in (arrival.returned_s, arrival.way.connection.ended_s)
     ):
         return True
+    if history.was_sought(arrival.subscription, arrival.sent_s, last_s):
+        return True
     if any(one.way.process != arrival.way.process for one in arrivals):
         return True  # another process took over
     expires_s = arrival.sent_s + history.expiry_s
-    if arrival.acked_s is not None and arrival.acked_s < expires_s:
+    # An acknowledgement in the first half of the ack wait comes in time, except in a trouble.
+    in_time_s = arrival.sent_s + history.expiry_s / 2
+    is_acked = arrival.acked_s is not None and arrival.acked_s < in_time_s
+    if is_acked and history.troubles is not None:
         return False
     left_s = arrival.consumer.left_s
     return expires_s <= last_s or (left_s is not None and left_s <= last_s)
@@ -79,7 +91,13 @@ def unmarked(history: History) -> Iterator[str]:
         fresh = [one for one in arrivals if not one.again]
         # Where the order of sending is not known, any of them may be the first.
         is_known = arrivals[0].way.sent is not None
-        if any(not one.again for one in arrivals[1:]) if is_known else len(fresh) > 1:
+        unmarked = [
+            later
+            for earlier, later in pairwise(arrivals)
+            if not later.again
+            and not history.was_sought(later.subscription, earlier.sent_s, later.sent_s)
+        ]
+        if unmarked if is_known else len(fresh) > 1:
             yield f"unmarked (6): {arrivals[0]} came again without a mark"
 
 

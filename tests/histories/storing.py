@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from histories.dead_letters import redriven
+from histories.dead_letters import perhaps_redriven, redriven
 from histories.history import NEVER_MS, History, Message
 
 
 def stored_once(history: History) -> Iterator[str]:
     """Find messages with more copies than redrives explain, and offsets with two messages."""
-    more = redriven(history)
+    more = perhaps_redriven(history)
     numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
     for number, offsets in history.copies.items():
         message = history.messages[number]
@@ -19,8 +19,8 @@ def stored_once(history: History) -> Iterator[str]:
             numbers[message.topic, offset].add(number)
         if len(offsets) > 1 + more[number]:
             yield (
-                f"doubled (1): message {number} is stored at {sorted(offsets)} and was redriven"
-                f" {more[number]} times"
+                f"doubled (1): message {number} is stored at {sorted(offsets)} and was redriven at"
+                f" most {more[number]} times"
             )
         if message.refused:
             yield f"doubled (1): message {number} was refused and is stored at {sorted(offsets)}"
@@ -48,8 +48,12 @@ def unfinished(history: History) -> Iterator[str]:
         copies = history.copies.get(message.number, ())
         if not copies and message.confirmed_ms < NEVER_MS:
             yield f"lost (1, 4): message {message.number} never came to any subscription"
+        if message.earliest_ms < history.expired_ms.get(message.topic, 0):
+            continue
         for offset in copies:
             for name in history.topics[message.topic]:
+                if name in history.seeks:
+                    continue  # a seek may have passed it
                 course = (name, offset)
                 if course in history.ack_sent or course in dead:
                     continue
@@ -60,7 +64,14 @@ def unfinished(history: History) -> Iterator[str]:
                     f"lost (1, 4): message {message.number} (offset {offset}) came to {name}"
                     f" {times} times, was not acknowledged, and has no dead letter"
                 )
-    for number, times in redriven(history).items():
+    surely = redriven(history)
+    for number in perhaps_redriven(history):
+        times = surely[number]
+        if len(history.copies[number]) > 1 + times:
+            yield (
+                f"doubled (1): message {number} is stored at {sorted(history.copies[number])} and"
+                f" was redriven {times} times"
+            )
         if len(history.copies[number]) < 1 + times:
             yield (
                 f"lost (1, 4): message {number} was redriven {times} times and is stored only"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from histories.history import History, Message, in_order
+from histories.history import Amendment, History, Message, in_order
 
 
 def early(history: History) -> Iterator[str]:
@@ -31,7 +31,7 @@ def amended(history: History) -> Iterator[str]:
         ):
             yield f"cancelled (10): {first} was delivered although it was cancelled"
         if history.kinds[name] != "log":
-            earliest_ms = _earliest_ms(message, name, is_first_copy)
+            earliest_ms = earliest_due_ms(message, name, message.amendments, is_first_copy)
             if first.due_ms < earliest_ms:
                 yield (
                     f"early (10): {first} was due {earliest_ms - first.due_ms} ms before the time"
@@ -39,13 +39,15 @@ def amended(history: History) -> Iterator[str]:
                 )
 
 
-def _earliest_ms(message: Message, name: str, is_first_copy: bool) -> int:
-    """Return the earliest due time that a copy may have for a subscription.
+def earliest_due_ms(
+    message: Message, name: str, amendments: Sequence[Amendment], is_first_copy: bool = True
+) -> int:
+    """Return the earliest due time that a copy may have after some amendments.
 
     A redriven copy may have any due time that the message had.
     """
     earliest_ms = message.earliest_ms
-    for one in message.amendments:
+    for one in amendments:
         if one.due_ms is None or not one.may_concern(name):
             continue
         surely = is_first_copy and one.surely_concerns(name)

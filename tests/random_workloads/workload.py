@@ -20,7 +20,6 @@ import trio
 
 import escapement
 from escapement.check.check import Check
-from escapement.protocol import commands as wire
 from escapement.testing import World
 from random_workloads.arrival import Arrival
 from random_workloads.checks.arrivals import arrive, check_order
@@ -38,6 +37,7 @@ from random_workloads.model import (
 )
 from support.database.outages import Outage
 from support.storage.commit_pipelines import FaultyEngine
+from support.tapped_inbox import Delivered, tap
 
 T = TypeVar("T")
 TOPIC = "t/n/x"
@@ -127,27 +127,17 @@ class Workload:
         wait = None if name == NO_ACK_WAIT else timedelta(milliseconds=ACK_WAIT_MS)
         consumer = self.broker.consumer(TOPIC, name, kind=KINDS[name], ack_wait=wait, **options)
         inbox = await self._stack.enter_async_context(consumer)
-        heard, key_range = inbox._heard, options.get("key_range")
-
-        def tap(command: wire.Command) -> None:
-            if isinstance(command, wire.Deliver):
-                self._note(name, inbox, key_range, command)
-            heard(command)
-
-        inbox._heard = tap  # type: ignore[method-assign]
+        key_range = options.get("key_range")
+        tap(inbox, partial(self._note, name, inbox, key_range))
         self.inboxes.append((name, inbox, key_range))
         return inbox
 
     def _note(
-        self, name: str, inbox: escapement.Inbox, key_range: Any, command: wire.Deliver
+        self, name: str, inbox: escapement.Inbox, key_range: Any, delivered: list[Delivered]
     ) -> None:
-        batch, count = command.decode(), len(command.offsets)
-        values = batch.payloads.to_list()
-        keys = [b""] * count if batch.keys is None else batch.keys.to_list()
-        attempts, again = command.attempts, command.redelivered
         if self._closing:
             self._events.append(None)
-        for row in range(count):
+        for one in delivered:
             self._events.append(
                 Arrival(
                     self.moment(),
@@ -163,13 +153,7 @@ class Workload:
                     self._is_active(name, inbox),
                     self.model.policies[name],
                     self.model.policies[""],
-                    int(command.offsets[row]),
-                    int(command.due_ms[row]),
-                    1 if attempts is None else int(attempts[row]),
-                    again is not None and bool(again[row]),
-                    values[row],
-                    keys[row].decode() or None,
-                    50 if batch.priorities is None else int(batch.priorities[row]),
+                    *one,
                 )
             )
 

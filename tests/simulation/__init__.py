@@ -5,8 +5,9 @@ they share: ``database.py``, ``disk.py`` and ``network.py`` are real SQLite, rea
 in memory behind faults. ``host.py`` is one broker process, which can be killed and paused.
 ``operator.py`` drains nodes and moves bundles. Clients (``operations.py``, ``consuming.py``) record
 their calls and deliveries, and the rules of ``histories`` compare that with the invariants.
-``inspection.py`` looks at the database and the disks at the end. ``planted.py`` has bugs that the
-simulation must find.
+``features/`` has the clients of further features, and ``checks/`` what these must keep.
+``memory.py`` compares brokers with their bounds, and ``inspection.py`` looks at the database and
+the disks at the end. ``planted.py`` has bugs that the simulation must find.
 
 All random choices come from one seed. A run with the same seed repeats exactly.
 """

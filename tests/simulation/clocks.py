@@ -13,10 +13,13 @@ from typing import Any, Final
 
 import trio.testing
 
+from escapement.broker import deletion
+from escapement.broker.bulk import bulk_changes
 from escapement.broker.delivery import sender
-from escapement.broker.inbox import dead_letter_writer, group_completion
+from escapement.broker.inbox import dead_letter_writer, group_completion, scheduler
 from escapement.broker.node import balancer, node, owned_bundle
 from escapement.broker.recovery import passivator
+from escapement.broker.subscription.dead_letters import expiry
 from escapement.broker.upkeep import compactor, forgetter, housekeeper
 from escapement.client.connection.retry import Retry
 from escapement.storage.commit import lane
@@ -70,6 +73,7 @@ def stretched() -> Iterator[None]:
         (Retry, "next_s", lambda self, now_s: 60 * next_s(self, now_s)),
         (passivator, "LOOK_S", 12 * HOUR_S),
         (group_completion, "_FORGET_S", 12 * HOUR_S),
+        (group_completion, "_RETRY_S", 60.0),
         (compactor, "ROUND_S", 6 * HOUR_S),
         (forgetter, "ROUND_S", 12 * HOUR_S),
         (lane, "LAST_PROBE_S", 0.2 * HOUR_S),
@@ -80,6 +84,10 @@ def stretched() -> Iterator[None]:
         (sender, "_RETRY_S", 60.0),
         (dead_letter_writer, "_RETRY_S", 60.0),
         (housekeeper, "ROUND_S", 8 * HOUR_S),
+        (scheduler, "_RETRY_MS", 600_000),
+        (bulk_changes, "_RETRY_S", 600.0),
+        (deletion, "_RETRY_S", 600.0),
+        (expiry, "REST_MS", 1_800_000),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in periods]
     for owner, name, longer in periods:

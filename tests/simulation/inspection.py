@@ -15,7 +15,6 @@ import trio
 from escapement.broker.node.balancer import home_of, wanting
 from escapement.check.check import Check
 from escapement.errors import Conflict
-from escapement.pipeline.auditing.finding import Kind
 from escapement.storage.ownership import look_at_all
 from simulation.clocks import HOUR_S
 from simulation.database import SimulatedEngine
@@ -76,5 +75,5 @@ async def findings(world: World) -> list[str]:
         f"check: {host.name}: {found.check}: {found.text}"
         for host in world.hosts
         for found in Check(engine, host.disk.root).run()
-        if found.is_bad and found.check != Kind.STALE_INDEX
+        if found.is_bad
     ]

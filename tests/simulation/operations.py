@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -82,10 +83,15 @@ class Publisher:
 
 
 class Amender:
-    """A client that cancels and reschedules some messages, also those just delivered."""
+    """A client that cancels, reschedules and runs some messages, also those just delivered.
 
-    def __init__(self, world: World, mean_s: float) -> None:
+    Args:
+      topics: the topics of these messages.
+    """
+
+    def __init__(self, world: World, topics: Collection[str], mean_s: float) -> None:
         self._world = world
+        self._topics = topics
         self._history = world.history
         self._mean_s = mean_s
         self._rng = world.chance("amender")
@@ -93,7 +99,8 @@ class Amender:
     async def run(self, end_ms: int) -> None:
         while self._history.now_ms() < end_ms:
             await trio.sleep(self._rng.uniform(0, 2 * self._mean_s))
-            known = [one for one in self._history.messages[-60:] if one.offset >= 0]
+            messages = [one for one in self._history.messages if one.topic in self._topics]
+            known = [one for one in messages[-60:] if one.offset >= 0]
             soon = [one for one in known if one.earliest_ms > self._history.now_ms() - 1000]
             soon.sort(key=lambda one: one.earliest_ms)
             near = sorted(known, key=lambda one: abs(one.earliest_ms - self._history.now_ms()))
@@ -115,6 +122,9 @@ class Amender:
             async with self._world.connect() as client:
                 if due_ms is None:
                     await amend(self._history, client, message, None, client.cancel, "cancelled")
+                elif due_ms == now_ms:
+                    since_ms = now_ms - MOST_SKEW_MS
+                    await amend(self._history, client, message, since_ms, client.run_now, "run now")
                 else:
                     at = datetime.fromtimestamp(due_ms / 1000, UTC)
                     call = partial(client.reschedule, at=at)

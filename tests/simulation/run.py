@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 import trio.testing
@@ -19,13 +20,16 @@ from histories.recording import list_dead_letters
 from histories.storing import unfinished
 from simulation.alarms import alarms
 from simulation.clocks import HOUR_S, stretched
-from simulation.consuming import Subscriber
+from simulation.consuming import PERMITS, Subscriber
+from simulation.features.choosing import features_of
+from simulation.features.feature import BACKOFF, KEPT, Feature, Policies, Topics
 from simulation.inspection import findings, unbalanced
+from simulation.memory import over_bounds
 from simulation.operations import Amender, Publisher
 from simulation.operator import Operator
 from simulation.pausing import pausable
 from simulation.troubles import Troubles
-from simulation.world import ACK_WAIT_MS, World, simulated_world
+from simulation.world import ACK_WAIT_MS, LIMITS, World, simulated_world
 from support.memory_directory import memory_directory
 from support.trio_order import replayed
 
@@ -36,16 +40,16 @@ WITH_DEAD_LETTERS: Final = "d"
 MAX_DELIVERIES: Final = 3
 # A broker sends a message within this time after it has decided to.
 SENDING_S: Final = 2.0
-_BASE: Final[dict[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
-_POLICIES: Final[dict[str, dict[str, Any]]] = {
-    "a": _BASE,
-    WITH_DEAD_LETTERS: _BASE | {"max_deliveries": MAX_DELIVERIES},
-    "k": _BASE | {"order": "key"},
+_POLICIES: Final[Policies] = {
+    WITH_DEAD_LETTERS: {**BACKOFF, "max_deliveries": MAX_DELIVERIES},
+    "k": {**BACKOFF, "order": "key"},
 }
 _TOPICS: Final = {
     PLAIN: {"a": "shared", "d": "shared", "o": "log"},
     KEYED: {"k": "key", "s": "shared"},
 }
+# Consumers of each subscription.
+CONSUMERS: Final = 2
 _MEAN_S: Final = 32 * HOUR_S
 # Healthy time until all messages must be acknowledged: longer than two leases and some retries.
 _DRAIN_DAYS: Final = 6
@@ -111,22 +115,22 @@ async def _live(
     async with simulated_world(seed, root, clock) as (world, nursery):
         history = world.history
         report.history = history
-        history.topics = {topic: list(kinds) for topic, kinds in _TOPICS.items()}
-        history.kinds = {name: kind for kinds in _TOPICS.values() for name, kind in kinds.items()}
         history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
         history.sending_s = SENDING_S
         history.expiry_s = ACK_WAIT_MS / 1000 - SENDING_S
-        await _set_up(world)
-        subscribers = [
-            Subscriber(world, topic, name, number)
-            for topic, names in _TOPICS.items()
-            for name in names
-            for number in range(2)
-        ]
+        features = [feature(world) for feature in features_of(seed)]
+        await _begin(world)
+        await _set_up(world, _TOPICS, _POLICIES, {})
+        subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]
+        for feature in features:
+            await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
+            subscribers += _subscribers(world, feature.topics, 1)
+        amended = [*_TOPICS, *(name for one in features for name in one.amended)]
+        amender = Amender(world, amended, _MEAN_S / 6)
         troubles = Troubles(world, nursery)
         end_ms = history.now_ms() + int(days * 86_400_000)
         async with trio.open_nursery() as consuming:
-            consuming.start_soon(_watch, world, report, consuming.cancel_scope)
+            consuming.start_soon(_watch, world, features, report, consuming.cancel_scope)
             for subscriber in subscribers:
                 consuming.start_soon(subscriber.run)
             async with trio.open_nursery() as troubled:
@@ -136,24 +140,30 @@ async def _live(
                     for topic in _TOPICS:
                         publishing.start_soon(Publisher(world, topic, "named", _MEAN_S).run, end_ms)
                         publishing.start_soon(Publisher(world, topic, None, _MEAN_S).run, end_ms)
-                    publishing.start_soon(Amender(world, _MEAN_S / 6).run, end_ms)
+                    publishing.start_soon(amender.run, end_ms)
+                    for feature in features:
+                        publishing.start_soon(feature.run, end_ms)
                 troubled.cancel_scope.cancel()
             troubles.heal()
+            for feature in features:
+                feature.heal()
             for subscriber in subscribers:
                 subscriber.careful = True
-            await _drain(world)
-            report.violations += _violations(world, drained=True)
+            await _drain(world, features)
+            report.violations += _violations(world, features, drained=True)
             report.violations += await unbalanced(world)
             consuming.cancel_scope.cancel()
         if not report.violations:
             report.violations += await findings(world)
 
 
-async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
+async def _watch(
+    world: World, features: Sequence[Feature], report: Report, scope: trio.CancelScope
+) -> None:
     """End the run at the first violation, or if it takes far too long."""
     for _ in range(_MOST_DAYS):
         await trio.sleep(24 * HOUR_S)
-        report.violations += _violations(world, drained=False)
+        report.violations += _violations(world, features, drained=False)
         if report.violations:
             scope.cancel()
             return
@@ -161,18 +171,42 @@ async def _watch(world: World, report: Report, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def _violations(world: World, *, drained: bool) -> list[str]:
+def _violations(world: World, features: Sequence[Feature], *, drained: bool) -> list[str]:
     world.history.disk_failed = any(host.disk.failed for host in world.hosts)
-    return list(violations(world.history, drained=drained))
+    found = list(violations(world.history, drained=drained))
+    for broker in (one for host in world.hosts for one in host.brokers):
+        found += over_bounds(broker.services, LIMITS, CONSUMERS * PERMITS)
+    for check in (feature.check for feature in features):
+        if check is not None:
+            found += check.violations(world.history)
+            found += check.unfinished(world.history) if drained else ()
+    return found
 
 
-async def _set_up(world: World) -> None:
-    """Create the topics and their subscriptions, and let the log forget early."""
+def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
+    """Yield what must still happen."""
+    yield from unfinished(world.history)
+    for feature in features:
+        if feature.check is not None:
+            yield from feature.check.unfinished(world.history)
+
+
+async def _begin(world: World) -> None:
+    """Let the log forget early."""
     async with world.connect() as client:
         name = "public/default"
         await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
-    for topic, names in _TOPICS.items():
+
+
+async def _set_up(
+    world: World, topics: Topics, policies: Policies, topic_policies: Policies
+) -> None:
+    """Create topics and their subscriptions, with the policies of both."""
+    for topic, names in topics.items():
+        consumed = {name: kind for name, kind in names.items() if kind != KEPT}
+        world.history.topics[topic] = list(consumed)
+        world.history.kinds |= consumed
         async with world.connect() as client:
             for name, kind in names.items():
                 await client.admin(
@@ -180,20 +214,33 @@ async def _set_up(world: World) -> None:
                     topic=topic,
                     subscription=name,
                     kind="failover" if kind == "log" else "shared",
-                    policy=_POLICIES.get(name, {}),
+                    policy=dict(policies.get(name, BACKOFF)),
                 )
             # Clients that do not know whether a message is stored may ask for days.
-            policy = {"dedup_window_ms": "6d"}
+            policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
             await client.admin("topics.update", topic=topic, policy=policy)
 
 
-async def _drain(world: World) -> None:
+def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
+    """Return a number of consumers for each subscription."""
+    return [
+        Subscriber(world, topic, name, number)
+        for topic, names in topics.items()
+        for name, kind in names.items()
+        if kind != KEPT
+        for number in range(count)
+    ]
+
+
+async def _drain(world: World, features: Sequence[Feature]) -> None:
     """Wait until every message is acknowledged, or for some days."""
     with trio.move_on_after(_DRAIN_DAYS * 24 * HOUR_S):
         while True:
             await trio.sleep(HOUR_S)
             await _list_dead_letters(world)
-            if next(unfinished(world.history), None) is None:
+            for feature in features:
+                await feature.look()
+            if next(_unfinished(world, features), None) is None:
                 break
     await trio.sleep(2 * HOUR_S)  # a delivery that breaks an invariant may still come
 

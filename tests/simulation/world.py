@@ -21,8 +21,9 @@ from escapement.client.connection.lines import Lines
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
+from escapement.names import TopicName
 from escapement.storage import schema
-from escapement.storage.bundles import set_bundle_count
+from escapement.storage.bundles import bundle_of_name, set_bundle_count
 from histories.history import History
 from simulation.calls import Threads, waiting_members
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
@@ -33,7 +34,7 @@ from simulation.network import ClientStream, Network
 
 ACK_WAIT_MS: Final = 1_800_000
 # Small bounds, so that few messages reach them.
-_LIMITS: Final = BrokerLimits(
+LIMITS: Final = BrokerLimits(
     lease_ms=LEASE_MS,
     handshake_timeout_s=60.0,
     idle_timeout_s=22 * HOUR_S,
@@ -42,6 +43,7 @@ _LIMITS: Final = BrokerLimits(
     max_sleep_s=5 * HOUR_S,
     ready_messages=12,
     deliver_messages=5,
+    unacked_messages=24,
     window_messages=16,
     sparse_generation_bytes=4096,
 )
@@ -82,7 +84,7 @@ class World:
         directory = root / f"host{number}"
         directory.mkdir()
         config = BrokerConfig(
-            ack_wait_ms=ACK_WAIT_MS, limits=_LIMITS, table_parallelism=2, seed=self.seed
+            ack_wait_ms=ACK_WAIT_MS, limits=LIMITS, table_parallelism=2, seed=self.seed
         )
         skew_ms = self.rng.randint(-MOST_SKEW_MS, MOST_SKEW_MS)
         return Host(
@@ -97,6 +99,10 @@ class World:
             self._taken,
             lambda host, error: self.history.end(host.name, error),
         )
+
+    def bundle_of(self, topic: str) -> int:
+        """Return the bundle of a topic that is created before the operator adds bundles."""
+        return bundle_of_name(TopicName.parse(topic).full, self.bundles)
 
     def _taken(self, broker: Broker) -> None:
         self.history.counts["bundles taken"] += 1

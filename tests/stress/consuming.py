@@ -41,6 +41,7 @@ async def _take(
 ) -> bool:
     """Do something with each message of a batch; return whether to stay."""
     assert batch is not None
+    inbox.take(batch)
     chosen: dict[str, list[int]] = {action: [] for action in ACTIONS}
     for message in batch:
         known = world.history.messages[number_of(message.payload)]

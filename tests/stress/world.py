@@ -56,8 +56,7 @@ def new_history() -> History:
     history.max_deliveries = dict.fromkeys(WITH_DEAD_LETTERS, MAX_DELIVERIES)
     history.troubles = []
     history.sending_s = SENDING_S
-    # A message that waits longer than this for its acknowledgement may time out.
-    history.expiry_s = ACK_WAIT_MS / 2_000
+    history.expiry_s = ACK_WAIT_MS / 1_000 - SENDING_S
     return history
 
 

@@ -9,6 +9,7 @@ import httpx
 import trio
 
 from escapement.broker.broker import Broker
+from escapement.broker.membership import Membership
 from escapement.broker.side_port.app import SidePortApp
 from escapement.broker.side_port.shown import Shown
 from escapement.testing import World
@@ -22,14 +23,17 @@ async def side_port(
     *others: Broker,
     admin: bool = True,
     client: tuple[str, int] = LOCAL,
+    membership: Membership | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Call the application of a side port, as a client that sees no exceptions.
 
     Args:
       world: a broker that the side port shows.
       others: brokers of other bundles that it shows too.
+      membership: that of the process, if it has started.
     """
     shown = Shown()
+    shown.membership = membership
     for broker in (*(() if world is None else (world.server,)), *others):
         shown.show(broker)
     async with trio.open_nursery() as nursery:

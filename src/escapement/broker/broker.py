@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from escapement.broker.broker_stats import BrokerStats
 from escapement.broker.cluster import Cluster
-from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
+from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.output_bound import OutputBound
@@ -49,6 +49,7 @@ from escapement.errors import (
     IndexDamaged,
     InvalidRequest,
     LeaseLost,
+    MissingRight,
     ShuttingDown,
     StorageError,
     StorageReadOnly,
@@ -59,13 +60,15 @@ from escapement.failpoints import failpoint
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.schema import migrate
 
 __all__ = ["Broker", "BrokerConfig"]
+
+T = TypeVar("T")
 
 _log = EventLog(__name__)
 
@@ -93,6 +96,7 @@ class Broker:
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
+      released: whether the broker has released its bundle, at the end of ``run``.
     """
 
     def __init__(
@@ -110,13 +114,14 @@ class Broker:
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
-        self.cluster = Cluster(engine, runners.work)
         self.directory: Directory = OneBundle(bundle_id, identity.name)
         self.config = config or BrokerConfig()
+        self.cluster = Cluster(engine, runners.work, self.config.new_parallelism)
         if bundle_id:
             self.config = replace(self.config, outboxes=(), tables=())
         self.clock = clock
         self.stopping = False
+        self.released = False
         self.output = output or OutputBound(self.config.limits.output_bytes)
         # A request makes an answer that may be large, and then queues it, without an await while or
         # after it holds this. So each turn of the event loop makes only one such answer.
@@ -197,6 +202,12 @@ class Broker:
             with trio.CancelScope(shield=True):
                 await run(DelayedIndex.discard, self._index_directory)
             raise
+        except MissingRight:
+            if self._services is None and not self._has_own_membership:
+                with trio.CancelScope(shield=True), suppress(EscapementError):
+                    await run(self._membership.give_back, lease)
+                    self.released = True
+            raise
         except (LeaseLost, StorageUnavailable):
             raise
         except StorageError as error:
@@ -269,7 +280,7 @@ class Broker:
             lease,
             self._index_directory,
             limits,
-            self.config.table_parallelism or DEFAULT_PARALLELISM,
+            self.config.new_parallelism,
             self.clock.now_ms(),
         )
         with closing(ground.connection):
@@ -344,12 +355,9 @@ class Broker:
                 await self._runners.commits(
                     self._release, self.services.activation.doubtful_until_ms
                 )
+                self.released = True
         except EscapementError as error:
-            _log.warning(
-                "lease.not_released",
-                "cannot release the lease; it will expire by itself: %s",
-                error,
-            )
+            _log.warning("lease.not_released", "cannot release the lease now: %s", error)
         for ending in self._endings:
             await ending()
         self._keeper.close()
@@ -361,6 +369,11 @@ class Broker:
             self._connections.close()
 
     # -- requests of sessions and operators ------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the lease of the bundle."""
+        return self._keeper.lease.epoch
 
     def holds_lease(self) -> bool:
         """Return whether the lease is valid, so that no other broker can deliver messages yet."""
@@ -387,9 +400,13 @@ class Broker:
         Raises:
           StorageUnavailable: if the database cannot be reached.
         """
-        await self.registry.namespaces.refresh()
+        await self.registry.namespaces.refresh(self._read)
         self.services.deletion.refresh()
-        await self.services.access.refresh()
+        await self.services.access.refresh(self._read)
+
+    async def _read(self, read: Callable[[Connection], T]) -> T:
+        """Return ``read(connection)``, beside the commit lanes, which may wait for a lock."""
+        return await self._runners.work(self._connections.snapshot, read)
 
     def next_wake_ms(self) -> int | None:
         """Return when a topic or schedule next has work, for test clocks that jump there."""

@@ -14,8 +14,10 @@ from typing import Final
 from escapement.errors import Conflict, InvalidRequest, NotFound
 from escapement.storage import lease, members
 from escapement.storage.blocking import Run
-from escapement.storage.bundles import set_bundle_count
+from escapement.storage.bundles import MAX_BUNDLES, bundle_count, set_bundle_count
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.mysql.connection_limit import warn_of_shortage
+from escapement.storage.log.table_sets import check_bundles
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
 
 # The least characters of the beginning of an id that names a node.
@@ -65,16 +67,31 @@ class ClusterView:
         return f"{title}: {', '.join(nodes) or 'none'}."
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The effect of adding bundles.
+
+    Attributes:
+      before: how many there were.
+      warning: why the server may have too few connections for them; None if it has enough.
+    """
+
+    before: int
+    warning: str | None
+
+
 class Cluster:
     """The nodes and bundles of a database.
 
     Args:
       run: makes blocking calls.
+      parallelism: the number of tables of a generation of the log.
     """
 
-    def __init__(self, engine: Engine, run: Run) -> None:
+    def __init__(self, engine: Engine, run: Run, parallelism: int) -> None:
         self._engine = engine
         self._run = run
+        self._parallelism = parallelism
 
     async def look(self) -> ClusterView:
         """Return the nodes and bundles."""
@@ -104,13 +121,21 @@ class Cluster:
         """
         return await self._run(self._move, bundle_id, node)
 
-    async def set_bundle_count(self, count: int) -> int:
-        """Add bundles until there are ``count``. Return how many there were.
+    async def set_bundle_count(self, count: int) -> Growth:
+        """Add bundles until there are ``count``.
 
         Raises:
           InvalidRequest: if there are more already, or ``count`` is too large.
+          MissingRight: if the broker may not create tables, and too few exist for the bundles.
         """
-        return await self._run(set_bundle_count, self._engine, count)
+        return await self._run(self._grow, count)
+
+    def _grow(self, count: int) -> Growth:
+        with closing(self._engine.connect()) as connection:
+            if bundle_count(connection) < count <= MAX_BUNDLES:
+                check_bundles(self._engine, connection, count, self._parallelism)
+            before = set_bundle_count(self._engine, count)
+            return Growth(before, warn_of_shortage(self._engine, connection, count))
 
     def _look(self) -> ClusterView:
         with closing(self._engine.connect()) as connection:

@@ -36,6 +36,11 @@ class BrokerConfig:
     binary_logs: bool = False
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay
 
+    @property
+    def new_parallelism(self) -> int:
+        """The number of tables in the first generation of a log."""
+        return self.table_parallelism or DEFAULT_PARALLELISM
+
     def __post_init__(self) -> None:
         """Check that the databases with message tables have different names, valid in topics.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from escapement.protocol.limits import FEATURE_BUNDLE
+from escapement.errors import OtherDatabase
+from escapement.protocol.limits import FEATURE_BUNDLE, FEATURE_LOG
 
 
 class Place(NamedTuple):
@@ -17,8 +18,8 @@ class Place(NamedTuple):
 
     Attributes:
       address: ``host:port``; "" if no owner is known.
-      epoch: the epoch of its lease; 0 if it is not known. Clients ignore a place whose epoch is
-        lower than one that they have heard of.
+      epoch: the epoch of the bundle in the database; 0 if it is not known. Clients ignore a place
+        whose epoch is lower than one that they have heard of.
     """
 
     address: str
@@ -43,8 +44,8 @@ class Directory(Protocol):
     def owner_of(self, bundle_id: int) -> Place:
         """Return where clients find the broker of a bundle, now or soon.
 
-        While the broker of a bundle stops, this is the next owner if it is known. The epoch is then
-        the one that the next owner will have, the broker's own epoch plus 1.
+        While the broker of a bundle stops, the address is that of the next owner if it is known.
+        The epoch is never a guess: the next owner may be another one, or none for a while.
         """
         ...
 
@@ -69,3 +70,17 @@ def wanted_bundle(features: Mapping[str, Any]) -> int | None:
     """Return the bundle that the features of a Hello ask for; None if they name none."""
     wanted = features.get(FEATURE_BUNDLE)
     return wanted if type(wanted) is int and wanted >= 0 else None
+
+
+def check_log(features: Mapping[str, Any], log_identity: bytes) -> None:
+    """Check that a client which has used a database before still has the same one.
+
+    Args:
+      features: the features of the client's Hello, which may name the log that it has used.
+      log_identity: the id of the log of this process.
+
+    Raises:
+      OtherDatabase: if the client names another log.
+    """
+    if features.get(FEATURE_LOG, log_identity) != log_identity:
+        raise OtherDatabase("this broker uses another database than the client has used before")

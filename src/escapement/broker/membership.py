@@ -79,6 +79,9 @@ class Membership:
       run: makes the blocking calls of renewals, which must not wait for other calls.
       lease_ms: how long a renewal is valid.
       address: the address of this process for clients.
+
+    Attributes:
+      outage: the error of the last renewal, if it could not reach the database, or not write.
     """
 
     def __init__(
@@ -94,7 +97,8 @@ class Membership:
         self._engine = engine
         self._clock = clock
         self._run = run
-        self._lease_ms = lease_ms
+        self.lease_ms = lease_ms
+        self.outage: StorageUnavailable | None = None
         self._address = address
         self._draining = False
         self._watches: list[Watch] = []
@@ -116,8 +120,18 @@ class Membership:
     @property
     def left_ms(self) -> int:
         """How long the leases of this process are still valid; 0 if they have expired."""
-        margin_ms = self._lease_ms // MARGIN_PARTS
+        margin_ms = self.lease_ms // MARGIN_PARTS
         return max(self._member.deadline_ms - margin_ms - self._clock.lease_ms(), 0)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the process stops, and wants no more bundles."""
+        return self._draining
+
+    @property
+    def renewal_age_ms(self) -> int:
+        """The time since the last renewal that succeeded."""
+        return max(self._clock.lease_ms() - self.renewed_at_ms, 0)
 
     @property
     def renewed_at_ms(self) -> int:
@@ -129,11 +143,12 @@ class Membership:
 
         Raises:
           LeaseHeld: if a process with the same identity is alive at another place.
+          AddressTaken: if a live process with another identity has the same address.
           TransactionAborted: if a row stays locked.
         """
         self._noted = self._clock.now_ms(), self._clock.lease_ms()
         self._member = members.register(
-            self._engine, self.identity, self._lease_ms, self._clock, self._address
+            self._engine, self.identity, self.lease_ms, self._clock, self._address
         )
 
     def take(self, bundle_id: int) -> Lease:
@@ -159,6 +174,32 @@ class Membership:
                 self._engine, connection, lease, clean=True, doubtful_until_ms=doubtful_until_ms
             )
 
+    def give_back(self, lease: Lease) -> None:
+        """Release a bundle whose broker could not start, as clean as it was before. Blocking."""
+        with closing(self._engine.connect()) as connection:
+            leases.release(
+                self._engine,
+                connection,
+                lease,
+                clean=lease.was_clean,
+                doubtful_until_ms=lease.doubtful_until_ms,
+            )
+
+    def let_go(self, bundle_id: int) -> bool:
+        """Release a bundle whose broker has ended without releasing it. Blocking.
+
+        Messages that are due by now may have been delivered without a record.
+
+        Returns:
+          Whether the lease still named this process.
+
+        Raises:
+          TransactionAborted: if the lease row stays locked.
+        """
+        assert all(watch.lease.bundle_id != bundle_id for watch in self._watches)
+        seen_ms = max(self._clock.now_ms(), self._come_to_ms())
+        return leases.let_go(self._engine, self._member, bundle_id, seen_ms)
+
     def leave(self) -> None:
         """End the membership, when no broker of this process delivers any more. Blocking."""
         self.close()
@@ -172,6 +213,10 @@ class Membership:
     def drain(self) -> None:
         """Tell all other processes that this one wants no more bundles, with a renewal at once."""
         self._draining = True
+        self.renew_soon()
+
+    def renew_soon(self) -> None:
+        """Renew now, or after the renewal in progress, instead of at the usual time."""
         self._hurry.set()
 
     def watch(self, watch: Watch) -> None:
@@ -200,6 +245,7 @@ class Membership:
                 raise
             except (StorageUnavailable, TransactionAborted) as error:
                 self._warn(str(error))
+                self.outage = error if isinstance(error, StorageUnavailable) else None
                 if isinstance(error, StorageReadOnly):
                     for watch in watches:
                         watch.on_read_only(error)
@@ -209,7 +255,7 @@ class Membership:
         # Check only now: the lease may have expired while the database did not answer.
         was_held = self.held
         self._member.deadline_ms = renewal.deadline_ms
-        self._warned = ""
+        self._warned, self.outage = "", None
         kept = [watch for watch in watches if _is_kept(watch, renewal)]
         if not was_held and (kept or not watches):
             _log.warning(
@@ -229,7 +275,7 @@ class Membership:
 
     async def _until_renewal(self) -> None:
         """Wait until a renewal is due or asked for, or the wall clock was set back."""
-        period_s = self._lease_ms / RENEWALS_PER_LEASE / 1000
+        period_s = self.lease_ms / RENEWALS_PER_LEASE / 1000
         now_s = trio.current_time()
         end_s = now_s + period_s
         while now_s < end_s:

@@ -15,12 +15,12 @@ from escapement.storage.blocking import Run, in_threads
 from escapement.storage.outbox.mapping_table import MAX_OUTBOXES
 
 # The task that renews the lease. Like each commit lane, it makes one call at a time.
-_LEASE_KEEPERS: Final = 1
+LEASE_KEEPERS: Final = 1
 # Index reads of the pump, log reads, checkpoints, merges and the other upkeep.
-_WORK_THREADS: Final = 16
+WORK_THREADS: Final = 16
 # One look computes while another waits for the disk. All threads that compute share the interpreter
 # lock with the event loop, so more threads would slow down publishes and make no look faster.
-_LOOK_THREADS: Final = 2
+LOOK_THREADS: Final = 2
 # For each database: polls, claims and writes.
 _TABLE_THREADS: Final = 3
 
@@ -55,9 +55,9 @@ class Runners:
           databases: the number of databases with message tables.
         """
         return cls(
-            commits=in_threads(commit_lanes + _LEASE_KEEPERS),
-            work=in_threads(_WORK_THREADS),
-            looks=in_threads(_LOOK_THREADS),
+            commits=in_threads(commit_lanes + LEASE_KEEPERS),
+            work=in_threads(WORK_THREADS),
+            looks=in_threads(LOOK_THREADS),
             outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + 2)),
             tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
@@ -67,7 +67,7 @@ class Runners:
 
         The brokers of one process share all other threads.
         """
-        return replace(self, commits=in_threads(commit_lanes + _LEASE_KEEPERS))
+        return replace(self, commits=in_threads(commit_lanes + LEASE_KEEPERS))
 
     @classmethod
     def all_by(cls, run: Run) -> Runners:

@@ -28,6 +28,7 @@ from escapement.broker.crash import one_error
 from escapement.broker.front.bootstrap import Bootstrap, check_exposure
 from escapement.broker.front.certificates import Certificates, TlsFiles
 from escapement.broker.node.node import Node
+from escapement.broker.node.own_address import warn_if_unknown
 from escapement.broker.runners import Runners
 from escapement.broker.service_manager import notify
 from escapement.broker.side_port.config import SidePortConfig
@@ -117,11 +118,12 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 len(config.broker.tables),
             )
             shown = Shown()
+            address = config.advertise or _reachable(host, port)
             node = Node(
                 engine,
                 config.data,
                 identity,
-                config.advertise or _reachable(host, port),
+                address,
                 SystemClock(),
                 lambda: shared.with_own_commits(config.broker.limits.commit_lanes),
                 config.broker,
@@ -132,12 +134,13 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
             shown.connections = node.front.count_of
 
             def announce() -> None:
-                shown.is_member = True
+                shown.membership = node.membership
                 ready()
                 notify("READY=1")
 
             with log_fields(broker=identity.owner_id), one_error():
                 async with trio.open_nursery() as beside:
+                    beside.start_soon(warn_if_unknown, address)
                     if config.http is not None:
                         # Imported here, because its packages are an extra.
                         from escapement.broker.side_port.side_port import run_side_port

@@ -8,12 +8,14 @@ task runs before ``run``. docs/architecture/code-map.md says what each task does
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
 import trio
 
 from escapement.broker.access.access import Access
+from escapement.broker.access.catching_up import CatchingUp
 from escapement.broker.binary_logs import BinaryLogs
 from escapement.broker.bulk.bulk_changes import BulkChanges
 from escapement.broker.bulk.selection import Selector
@@ -72,6 +74,7 @@ from escapement.broker.upkeep.unwritten import Unwritten
 from escapement.clock import Clock
 from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
+from escapement.storage.bundles import CATALOG, shared_numbers
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
@@ -201,6 +204,10 @@ class Services:
             ground.state.grants,
             lease.bundle_id,
         )
+        if lease.bundle_id:
+            version = partial(run, _catalog_version, connections)
+            refresh = partial(self.access.refresh, partial(run, connections.snapshot))
+            self.access.catch_up = CatchingUp(version, refresh).catch_up
         self.compactor = Compactor(
             ground.index, self.registry, self.passive_topics, self._progress, clock, run
         )
@@ -692,3 +699,9 @@ class Services:
         else:
             name = state.name.lower().replace("_", "-")
             _log.warning("database.down", "the database is %s", name, state=name)
+
+
+def _catalog_version(connections: ConnectionPool) -> int:
+    """Return the version of the catalog in the database. Blocking."""
+    with connections.use() as connection:
+        return shared_numbers(connection)[CATALOG]

@@ -26,6 +26,7 @@ from escapement.doctor.finding import Finding, Severity, error, notice
 from escapement.errors import StorageError
 from escapement.storage import lease
 from escapement.storage.bundles import bundle_count
+from escapement.storage.data_directory import identity_of
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.schema import require
 
@@ -112,7 +113,7 @@ class Check:
             found = check_segments(self._data, self._tell, bundle_id)
             if any(one.is_bad for one in found):
                 self.spoilt.add(bundle_id)
-            yield from found
+            yield from (of_bundle(one, bundle_id, len(bundles)) for one in found)
         for bundle_id, epoch in epochs.items():
             orphans = orphaned_files(self._data, bundle_id) if epoch is not None else []
             # Otherwise a broker has started meanwhile.
@@ -124,7 +125,8 @@ class Check:
             return
         self._tell("the owners of rows")
         yield from check_owners(connection)
-        topics = TopicsCheck(self._engine, connection, self._data, self._tell)
+        identity = identity_of(self._data)
+        topics = TopicsCheck(self._engine, connection, self._data, self._tell, identity)
         yield from topics.run()
         self.ends = topics.ends
         self.spoilt |= topics.spoilt

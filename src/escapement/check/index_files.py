@@ -10,7 +10,9 @@ from escapement.doctor.finding import Finding, notice, ok
 from escapement.errors import IndexDamaged
 from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.storage import lease
 from escapement.storage.data_directory import index_directory
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.building import building_directory
 from escapement.storage.index.segments.manifest import MANIFEST_NAME, ManifestFile
 
@@ -31,6 +33,25 @@ def check_segments(data: Path, tell: Callable[[str], None], bundle_id: int = 0) 
         return [problem(Kind.INDEX_FILES, str(damage))]
     found = [problem(Kind.INDEX_FILES, text) for text in dict.fromkeys(index.check(tell))]
     return found or [ok(Kind.INDEX_FILES, f"{index.segment_count} segments are intact")]
+
+
+def of_former_owner(
+    finding: Finding, engine: Engine, connection: Connection, bundle_id: int, identity: str | None
+) -> Finding:
+    """Return a finding of a stale index, as a notice if another node has taken the bundle since.
+
+    That node has an index of its own, and this one is not used.
+
+    Args:
+      identity: the identity of the broker of the data directory; None if it is unknown.
+    """
+    row = lease.look(engine, connection, bundle_id)
+    if identity and row is not None and row.owner_id not in ("", identity):
+        return notice(
+            Kind.STALE_INDEX,
+            f"the index is from before node {row.owner_name} took the bundle; it is not used",
+        )
+    return finding
 
 
 def orphaned_files(data: Path, bundle_id: int = 0) -> list[Path]:

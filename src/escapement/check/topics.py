@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from escapement.check.problem import OF_THE_INDEX, problem
+from escapement.check.index_files import of_former_owner
+from escapement.check.problem import OF_THE_INDEX, of_bundle, problem
 from escapement.doctor.finding import Finding, notice, ok
 from escapement.errors import IndexDamaged
 from escapement.names import TopicName
@@ -43,6 +44,7 @@ class TopicsCheck:
 
     Attributes:
       tell: called with a text about the progress.
+      identity: the identity of the broker of the data directory; None if it is unknown.
       ends: for each topic whose log has rows beyond its end in the catalog, the end of its log.
       spoilt: the bundles whose index contradicts the log, or may lack messages.
     """
@@ -51,14 +53,21 @@ class TopicsCheck:
     connection: Connection
     data: Path
     tell: Callable[[str], None]
+    identity: str | None = None
     ends: dict[int, int] = field(default_factory=dict)
     spoilt: set[int] = field(default_factory=set)
     _counts: list[TopicCount] = field(default_factory=list)
 
     def run(self) -> Iterator[Finding]:
         """Check all topics, bundle after bundle, and yield findings."""
-        for bundle_id in range(bundle_count(self.connection)):
+        bundles = range(bundle_count(self.connection))
+        for bundle_id in bundles:
             for one in self._of_bundle(bundle_id):
+                if one.check == Kind.STALE_INDEX:
+                    stale = of_former_owner(
+                        one, self.engine, self.connection, bundle_id, self.identity
+                    )
+                    one = of_bundle(stale, bundle_id, len(bundles))
                 if one.is_bad and one.check in _SPOILING:
                     self.spoilt.add(bundle_id)
                 yield one

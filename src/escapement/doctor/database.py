@@ -11,8 +11,11 @@ from typing import Final
 from escapement.doctor.finding import Finding, error, ok, warning
 from escapement.doctor.rights import Purpose, check_rights
 from escapement.errors import StorageError
+from escapement.storage.bundles import count_after_division
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
+from escapement.storage.engine.existing import tables
+from escapement.storage.engine.mysql.connection_limit import shortage
 from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.mysql.fitness import (
     durability_risks,
@@ -20,6 +23,7 @@ from escapement.storage.engine.mysql.fitness import (
     server_settings,
     why_read_only,
 )
+from escapement.storage.log.table_sets import Plan
 
 # A larger difference between the clocks shows in delivery times that the database computes.
 _MOST_SKEW_S: Final = 1.0
@@ -27,12 +31,15 @@ _MOST_SKEW_S: Final = 1.0
 _MEASUREMENTS: Final = 5
 
 
-def check_database(address: MysqlAddress, purpose: Purpose, *, binlog: bool) -> Iterator[Finding]:
+def check_database(
+    address: MysqlAddress, purpose: Purpose, plan: Plan, *, binlog: bool
+) -> Iterator[Finding]:
     """Check a database. Nothing is created or changed.
 
     Args:
       purpose: the option that names the database. A database of an application may also have tables
         without transactions, and that of the log may not.
+      plan: the bundles and tables that the broker is to have.
       binlog: whether the broker is to read the binary log of the server.
     """
     check = f"{purpose} {address.database}"
@@ -40,7 +47,9 @@ def check_database(address: MysqlAddress, purpose: Purpose, *, binlog: bool) -> 
     try:
         with contextlib.closing(engine.connect()) as connection:
             yield from _check(check, connection, str(address), purpose == "log")
-            yield from check_rights(check, engine, connection, purpose, binlog=binlog)
+            yield from check_rights(check, engine, connection, purpose, plan, binlog=binlog)
+            if purpose == "log":
+                yield from _check_connections(check, engine, connection, plan)
     except StorageError as failure:
         yield error(check, str(failure), "Correct the URL, or start the server. Then try again.")
 
@@ -60,6 +69,17 @@ def _check(check: str, connection: Connection, location: str, holds_log: bool) -
     if not risks:
         yield ok(check, "the server waits for the disk before it confirms a commit")
     yield judge_skew(check, *_skew(connection))
+
+
+def _check_connections(
+    check: str, engine: MysqlEngine, connection: Connection, plan: Plan
+) -> Iterator[Finding]:
+    bundle_count = plan.bundle_count
+    if "shared_numbers" in tables(engine, connection):
+        bundle_count = count_after_division(connection, bundle_count)
+    found = shortage(connection, bundle_count)
+    if found is not None:
+        yield warning(check, found.problem, found.remedy)
 
 
 def judge_skew(check: str, skew_s: float, uncertainty_s: float) -> Finding:

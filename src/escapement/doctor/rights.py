@@ -13,11 +13,12 @@ from typing import Final, Literal
 from escapement.doctor.finding import Finding, error, ok, warning
 from escapement.errors import StorageError
 from escapement.storage import schema
+from escapement.storage.bundles import count_after_division
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.existing import tables
 from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.mysql.rights import ALL, Rights, rights_of
-from escapement.storage.log.table_sets import count_free
+from escapement.storage.log.table_sets import Plan, command, count_free, wanted_free
 from escapement.storage.outbox.ack_table import ACKS
 from escapement.storage.outbox.tables import IDENTITY, MAPPING, OUTBOX, REFUSED
 from escapement.tables.discovery import Discovery
@@ -29,8 +30,6 @@ Purpose = Literal["log", "outbox", "tables"]
 LOG_RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 # With these a broker creates, upgrades and drops its tables itself.
 _DDL_RIGHTS: Final = ("CREATE", "ALTER", "DROP", "CREATE VIEW")
-# A new generation of the log takes one set, and the forgetter frees one later.
-_FEWEST_SETS: Final = 2
 _OUTBOX_RIGHTS: Final = {
     OUTBOX: ("SELECT", "DELETE"),
     REFUSED: ("INSERT",),
@@ -47,19 +46,29 @@ _HARMLESS: Final = {"REPLICATION SLAVE", *_BINLOG_RIGHTS[1]}
 
 
 def check_rights(
-    check: str, engine: MysqlEngine, connection: Connection, purpose: Purpose, *, binlog: bool
+    check: str,
+    engine: MysqlEngine,
+    connection: Connection,
+    purpose: Purpose,
+    plan: Plan,
+    *,
+    binlog: bool,
 ) -> Iterator[Finding]:
     """Check the rights of the user of a connection. Nothing is created or changed.
 
     Args:
       check: the name of the check.
       purpose: the option that names the database.
+      plan: the bundles and tables that the broker is to have.
       binlog: whether the broker is to read the binary log of the server.
     """
     rights = rights_of(connection)
     database = str(connection.execute("SELECT CAST(DATABASE() AS CHAR)").rows[0][0])
-    check_purpose = {"log": _log, "outbox": _outbox, "tables": _tables}[purpose]
-    found = list(check_purpose(check, engine, connection, rights, database))
+    if purpose == "log":
+        found = list(_log(check, engine, connection, rights, database, plan))
+    else:
+        check_purpose = {"outbox": _outbox, "tables": _tables}[purpose]
+        found = list(check_purpose(check, engine, connection, rights, database))
     if binlog and purpose != "log":
         found += _binlog(check, rights)
     found += _too_many(check, rights, purpose, database)
@@ -67,27 +76,44 @@ def check_rights(
 
 
 def _log(
-    check: str, engine: MysqlEngine, connection: Connection, rights: Rights, database: str
+    check: str,
+    engine: MysqlEngine,
+    connection: Connection,
+    rights: Rights,
+    database: str,
+    plan: Plan,
 ) -> Iterator[Finding]:
     missing = rights.missing(LOG_RIGHTS, database)
     if missing:
         yield _lacks(check, rights, missing, database, "the broker does not start", fatal=True)
     if not rights.missing(_DDL_RIGHTS, database):
         return
-    remedy = "Run `escapement migrate` with a user that may create tables."
     try:
         outdated = next(schema.pending(engine, connection), None) is not None
     except StorageError as failure:
         yield error(check, str(failure), "Use a database and a program that fit.")
         return
     if outdated and not rights.has_role:
-        yield error(check, "tables are missing, and the user may not create them", remedy)
-    elif not outdated and count_free(connection) < _FEWEST_SETS:
+        text = "tables are missing, and the user may not create them"
+        yield error(check, text, _migrate(plan.parallelism, plan.bundle_count))
+    elif not outdated:
+        yield from _table_sets(check, connection, plan)
+
+
+def _table_sets(check: str, connection: Connection, plan: Plan) -> Iterator[Finding]:
+    bundle_count = count_after_division(connection, plan.bundle_count)
+    free = count_free(connection, plan.parallelism)
+    wanted = wanted_free(connection, bundle_count)
+    if free < wanted:
         text = (
-            "the user may not create tables, and fewer than two table sets are free: the log"
-            " cannot forget old messages soon"
+            f"the user may not create tables, and {free} table sets are free: the log needs"
+            f" {wanted} free sets to begin and to forget old messages"
         )
-        yield warning(check, text, remedy)
+        yield warning(check, text, _migrate(plan.parallelism, bundle_count))
+
+
+def _migrate(parallelism: int, bundle_count: int) -> str:
+    return f"Run `{command(parallelism, bundle_count)}` with a user that may create tables."
 
 
 def _outbox(

@@ -74,12 +74,19 @@ LIMIT_BATCH_BYTES: Final = "max_batch_bytes"
 LIMIT_DELAY_MS: Final = "max_delay_ms"
 # Only a broker that knows replace keys announces it.
 LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
-# The number of bundles, and the bundle of the connection. Only a broker of a database with several
-# bundles announces them.
+# The number of bundles, the bundle of the connection, and the epoch of its broker's lease. Only a
+# broker of a database with several bundles announces them.
 LIMIT_BUNDLES: Final = "bundles"
 LIMIT_BUNDLE: Final = "bundle"
+LIMIT_EPOCH: Final = "epoch"
+# The id of the broker's log, bytes. Each database has its own.
+LIMIT_LOG: Final = "log"
 
 # The keys of the map ``Hello.features``. A client that understands Moved sends 1.
 FEATURE_MOVED: Final = "moved"
+# A client that understands the field ``bundles`` of Owner sends 1.
+FEATURE_BUNDLES: Final = "bundles"
 # The id of the bundle that the client wants. Without it, the client accepts any bundle.
 FEATURE_BUNDLE: Final = "bundle"
+# The id of the log that the client has used before, bytes. A broker of another log refuses it.
+FEATURE_LOG: Final = "log"

@@ -88,9 +88,17 @@ def divide_new_database(engine: Engine, count: int) -> int:
     """
     with closing(engine.connect()) as connection, transaction(connection):
         before = bundle_count(connection, engine.dialect.update_lock)
-        if before > 1 or connection.execute("SELECT 1 FROM topics LIMIT 1").rows:
-            return before
-        _add(engine, connection, before, count)
+        after = count_after_division(connection, count)
+        if after > before:
+            _add(engine, connection, before, after)
+    return after
+
+
+def count_after_division(connection: Connection, count: int) -> int:
+    """Return the number of bundles that :func:`divide_new_database` would leave."""
+    before = bundle_count(connection)
+    if before > 1 or connection.execute("SELECT 1 FROM topics LIMIT 1").rows:
+        return before
     return count
 
 

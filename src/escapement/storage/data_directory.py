@@ -25,6 +25,7 @@ from escapement.errors import DataDirectoryInUse, StorageError
 
 # Random for each boot of a machine, and the same in its containers.
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_IDENTITY_NAME: Final = "broker.id"
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
@@ -61,7 +62,7 @@ class DataDirectory:
         try:
             os.ftruncate(lock_fd, 0)
             os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-            return cls(path, lock_fd, _identity(path / "broker.id"))
+            return cls(path, lock_fd, _identity(path))
         except BaseException:
             os.close(lock_fd)
             raise
@@ -108,13 +109,25 @@ def _boot_id() -> str:
         return platform.node()
 
 
-def _identity(path: Path) -> str:
-    if path.exists():
-        text = path.read_text("ascii").strip()
-        if not _IDENTITY.fullmatch(text):
-            raise StorageError(f"{path} contains no valid identity; remove it to get a new one")
-        return text
-    text = secrets.token_hex(16)
+def identity_of(data: Path) -> str | None:
+    """Return the identity in a data directory, which need not be locked; None if there is none.
+
+    Raises:
+      StorageError: if it is malformed.
+    """
+    path = data / _IDENTITY_NAME
+    if not path.exists():
+        return None
+    text = path.read_text("ascii").strip()
+    if not _IDENTITY.fullmatch(text):
+        raise StorageError(f"{path} contains no valid identity; remove it to get a new one")
+    return text
+
+
+def _identity(data: Path) -> str:
+    if found := identity_of(data):
+        return found
+    text, path = secrets.token_hex(16), data / _IDENTITY_NAME
     temporary = path.with_suffix(".tmp")
     with open(temporary, "w", encoding="ascii") as file:
         file.write(text + "\n")

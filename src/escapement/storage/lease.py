@@ -127,8 +127,7 @@ def take(engine: Engine, member: Member, clock: Clock, bundle_id: int = 0) -> Le
         def attempt() -> Lease:
             before = _takeable(engine, connection, member.identity, bundle_id)
             if (before.owner_id, before.incarnation) == member.key:
-                own = member.connections.get(bundle_id, set())
-                members.kill(engine, connection, ",".join(map(str, own)))
+                members.kill_own(engine, connection, member, bundle_id)
             else:
                 members.kill(engine, connection, before.connection_ids)
             return _take(engine, connection, member, bundle_id, before, clock.now_ms())
@@ -177,12 +176,48 @@ def release(
     """
     with transaction(connection):
         answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
-        connection.execute(
-            "UPDATE leases SET expires_at_ms = 0, incarnation = '', connection_ids = '',"
-            " clean = ?, doubtful_until_ms = ? WHERE bundle_id = ? AND epoch = ?",
-            (int(clean), doubtful_until_ms, lease.bundle_id, lease.epoch),
-        )
+        _free(connection, lease.bundle_id, clean=clean, doubtful_until_ms=doubtful_until_ms)
     members.forget_connections(lease.member, lease.bundle_id)
+
+
+def let_go(engine: Engine, member: Member, bundle_id: int, seen_ms: int) -> bool:
+    """Release a bundle whose broker has ended, if the lease still names this process. Blocking.
+
+    The next owner treats it like the bundle of a process that was killed. The epoch stays, so a
+    transaction of the ended broker may still commit before another process takes the bundle, and
+    that process reads it. The connections of the ended broker are killed, because one that hangs
+    inside a transaction would block the row.
+
+    Args:
+      member: this process. No thread of it uses the bundle any more.
+      seen_ms: the present time, or what the wall clock would show if it had not been set back.
+
+    Returns:
+      Whether the lease named this process.
+
+    Raises:
+      TransactionAborted: if the lease row stays locked.
+    """
+    with closing(engine.connect()) as connection:
+        members.kill_own(engine, connection, member, bundle_id)
+        with transaction(connection):
+            _lock_row(engine, connection, bundle_id)
+            row = look(engine, connection, bundle_id)
+            if row is None or (row.owner_id, row.incarnation) != member.key:
+                return False
+            until_ms = max(row.doubtful_until_ms, seen_ms)
+            _free(connection, bundle_id, clean=False, doubtful_until_ms=until_ms)
+    members.forget_connections(member, bundle_id)
+    return True
+
+
+def _free(connection: Connection, bundle_id: int, *, clean: bool, doubtful_until_ms: int) -> None:
+    """Write into the locked lease row that any broker may take the bundle."""
+    connection.execute(
+        "UPDATE leases SET expires_at_ms = 0, incarnation = '', connection_ids = '',"
+        " clean = ?, doubtful_until_ms = ? WHERE bundle_id = ?",
+        (int(clean), doubtful_until_ms, bundle_id),
+    )
 
 
 def enter(engine: Engine, connection: Connection, lease: Lease, replaces: int = 0) -> None:

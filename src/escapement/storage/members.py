@@ -33,7 +33,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 
 from escapement.clock import Clock
-from escapement.errors import LeaseHeld, LeaseLost
+from escapement.errors import AddressTaken, LeaseHeld, LeaseLost
 from escapement.storage.engine.base import Connection, Dialect, Engine, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
@@ -117,6 +117,7 @@ def register(
 
     Raises:
       LeaseHeld: if a process with the same identity is alive at another place.
+      AddressTaken: if a live process with another identity has the same address.
       TransactionAborted: if the row stays locked.
     """
     incarnation = secrets.token_hex(16)
@@ -127,6 +128,8 @@ def register(
             before = look(engine, connection, identity.owner_id)
             if before is not None:
                 _refuse_copy(identity, before)
+            _refuse_taken(engine, connection, identity, address)
+            if before is not None:
                 kill(engine, connection, before.connection_ids)
             deadline_ms = sent_at_ms + duration_ms
             member = Member(identity, incarnation, address, duration_ms, deadline_ms)
@@ -275,6 +278,12 @@ def kill(engine: Engine, connection: Connection, connection_ids: str) -> None:
     engine.kill([id for id in ids if id != connection.id])
 
 
+def kill_own(engine: Engine, connection: Connection, member: Member, bundle_id: int) -> None:
+    """Close the listed connections of a broker of this process that has ended."""
+    own = member.connections.get(bundle_id, set())
+    kill(engine, connection, ",".join(map(str, own)))
+
+
 def until(expires_at_ms: int, left_ms: int) -> str:
     """Return a text that says how long a row is still valid, for an error."""
     at = datetime.fromtimestamp(expires_at_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -362,6 +371,26 @@ def _refuse_copy(identity: Identity, row: MemberRow) -> None:
             f"broker {row.name!r} runs with the same identity ({identity.owner_id})"
             f" {until(row.expires_at_ms, row.left_ms)}: its data directory was copied or moved."
             " Stop that broker, or give this one a data directory of its own"
+        )
+
+
+def _refuse_taken(engine: Engine, connection: Connection, identity: Identity, address: str) -> None:
+    """Raise ``AddressTaken`` if another live process has told clients the same address.
+
+    Clients would look for the topics of one process at the other. Two processes that register at
+    the same time may miss each other.
+    """
+    now_ms = engine.dialect.now_ms
+    found = connection.execute(
+        f"SELECT name, owner_id, expires_at_ms, expires_at_ms - {now_ms} FROM brokers"
+        f" WHERE address = ? AND address <> '' AND owner_id <> ? AND expires_at_ms > {now_ms}",
+        (address, identity.owner_id),
+    ).rows
+    for name, owner_id, expires_at_ms, left_ms in found:
+        raise AddressTaken(
+            f"broker {name!r} ({owner_id}) has the address {address}"
+            f" {until(expires_at_ms, left_ms)}. Clients could not tell the two brokers apart. Give"
+            " each broker an address of its own with --advertise"
         )
 
 

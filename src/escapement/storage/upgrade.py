@@ -16,17 +16,16 @@ from escapement.storage.catalog import views
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql.errors import lacks_right
 from escapement.storage.log import table_sets
+from escapement.storage.log.table_sets import Plan
 
 
-def upgrade(
-    engine: Engine, sets: int, parallelism: int, done: Callable[[str], None], *, dry_run: bool
-) -> None:
+def upgrade(engine: Engine, plan: Plan, done: Callable[[str], None], *, dry_run: bool) -> None:
     """Bring the database up to date, while a broker may use it. Blocking.
 
     Two upgrades at once run one after the other. After a crash, run it again.
 
     Args:
-      sets: the number of table sets with at least ``parallelism`` tables that there should be.
+      plan: the table sets that there should be.
       done: called with each SQL statement when it has run.
       dry_run: run no statement, and only report those that would run.
 
@@ -37,7 +36,7 @@ def upgrade(
     """
     with closing(engine.connect()) as connection, schema.locked(engine, connection):
         try:
-            for statement in _pending(engine, connection, sets, parallelism):
+            for statement in _pending(engine, connection, plan):
                 if not dry_run:
                     connection.execute(statement)
                 done(statement)
@@ -50,8 +49,8 @@ def upgrade(
             ) from error
 
 
-def _pending(engine: Engine, connection: Connection, sets: int, parallelism: int) -> Iterator[str]:
+def _pending(engine: Engine, connection: Connection, plan: Plan) -> Iterator[str]:
     yield from schema.pending(engine, connection)
     for statements in views.pending(engine, connection):
         yield from statements
-    yield from table_sets.pending(engine, connection, sets, parallelism)
+    yield from table_sets.pending(engine, connection, plan)

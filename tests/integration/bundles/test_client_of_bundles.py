@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import trio
 import trio.testing
 
 import escapement
-from escapement.errors import Disconnected, NotFound
+from escapement.broker.broker import Broker
+from escapement.errors import Disconnected, EscapementError, LeaseLost, NoOwner, NotFound
 from escapement.protocol import commands as wire
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 from support.storage.bundle_brokers import full
-from support.storage.cluster import cluster, connected, named, result, settle
+from support.storage.cluster import Cluster, cluster, connected, named, result, settle
 
 
 async def stored(client: escapement.Broker, topic: str) -> list[bytes]:
@@ -27,6 +29,10 @@ async def stored(client: escapement.Broker, topic: str) -> list[bytes]:
 def links(client: escapement.Broker) -> dict[int | None, bool]:
     """Return the bundles of a client's lines, and whether each is connected."""
     return {line.bundle: line.link is not None for line in client._lines}
+
+
+def brokers_of(found: Cluster, address: str) -> list[Broker]:
+    return list(found.nodes[address].brokers.values())
 
 
 async def test_a_client_uses_topics_of_all_bundles_through_one_address(
@@ -51,8 +57,9 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
             pages = [page async for page in client.read(topic)]
             assert [one.value for one in pages[0]] == [topic.encode(), b"later"]
         assert links(client) == {0: True, 1: True}
-        greeted = [dict(features) for features in found.nodes["b:7650"].greeted]
-        assert greeted == [{"moved": 1, "bundle": 1}]
+        (greeted,) = [dict(features) for features in found.nodes["b:7650"].greeted]
+        assert greeted.pop("log") == client.limits["log"]
+        assert greeted == {"moved": 1, "bundles": 1, "bundle": 1}
         assert client.connected
 
 
@@ -216,6 +223,55 @@ async def test_requests_of_administration_wait_for_the_next_owner(
         assert answers[0]["topic"] == full(topic)
 
 
+async def test_lookups_do_not_wait_for_the_bundle_of_the_first_connection(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: its broker has crashed. Any other one answers, also one of several lookups at once."""
+    async with cluster(sqlite, tmp_path) as found, connected(found, "a", "b") as client:
+        topics = named(found, 1, 3)
+        await found.crash(0)
+        await settle(found, lambda: links(client) == {0: False})
+        producers: list[escapement.Producer] = []
+
+        async def open_producer(topic: str) -> None:
+            producers.append(await client.producer(topic))
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(open_producer, topic)
+            await settle(found, lambda: len(producers) == 3)
+        assert links(client) == {0: False, 1: True}
+        # The connection of the first lookup has ended.
+        counts = [found.nodes["b:7650"].front.count_of(one) for one in brokers_of(found, "b:7650")]
+        assert counts == [1]
+
+
+async def test_lookups_end_with_the_client_and_after_their_time(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: no broker answers."""
+    async with cluster(sqlite, tmp_path) as found:
+        async with connected(found, "a", "b") as client:
+            for bundle in (0, 1):
+                await found.crash(bundle)
+            await settle(found, lambda: links(client) == {0: False})
+            refusals: list[str] = []
+
+            async def open_producer() -> None:
+                with pytest.raises(Disconnected) as refusal:
+                    await client.producer(*named(found, 1))
+                refusals.append(str(refusal.value))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_producer)
+                await found.clock.advance(seconds=29)
+                assert not refusals
+                await settle(found, lambda: bool(refusals))
+            assert "does not own bundle" in refusals[0] or "answered in time" in refusals[0]
+        with pytest.raises(Disconnected, match="closed by this side"):
+            await client.producer(*named(found, 1))
+
+
 async def test_stale_news_about_an_owner_are_ignored(
     mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
@@ -255,6 +311,27 @@ async def test_several_addresses_are_tried_in_turn(
                 pass
 
 
+@pytest.mark.parametrize("bundles", [1, 2])
+async def test_listings_contain_bundles_that_were_added_after_the_client_connected(
+    bundles: int, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: the client has not heard of them, and nothing is left out without a word."""
+    async with cluster(sqlite, tmp_path, bundles=bundles) as found, connected(found) as old:
+        names = [named(found, bundle)[0] for bundle in range(bundles)]
+        for name in names:
+            await result(found, partial(old.admin, "topics.create", topic=name))
+        await found.add_bundles(4, "b:7650")
+        async with connected(found) as new:
+            names += named(found, 3)
+            # This creates the topic too.
+            await result(found, lambda: new.schedules.create("again", names[-1], every="1h"))
+        schedule = await result(found, lambda: old.schedules.get("again"))
+        assert schedule.topic == full(names[-1])
+        old._lines._places.count = bundles
+        listed = await result(found, lambda: old.admin("topics.list"))
+        assert listed == {"topics": sorted(map(full, names)), "total": len(names)}
+
+
 async def test_a_client_learns_that_bundles_were_added(
     mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
@@ -276,3 +353,90 @@ async def test_a_client_learns_that_bundles_were_added(
         await producer.send(b"x")
         assert [one.value for one in await arrived(inbox)] == [b"x"]
         await inbox_of.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("address", ["nowhere:1", "a:7650"])
+async def test_owner_that_advertises_a_wrong_address(
+    address: str, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: nobody listens there, or another broker does. Each call ends, with ``NoOwner``."""
+    async with cluster(sqlite, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        found.misplace(1, address)
+
+        async def consume() -> None:
+            async with client.consumer(topic, "s"):
+                raise AssertionError("the consumer was opened")
+
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.producer(topic),
+            lambda: client.cancel(0, topic=topic),
+            lambda: client.admin("topics.create", topic=topic),
+            consume,
+        ]
+        errors: list[NoOwner] = []
+
+        async def fail(call: Callable[[], Awaitable[Any]]) -> None:
+            with pytest.raises(NoOwner, match=r"a:7650 does not own bundle 1") as it:
+                await call()
+            errors.append(it.value)
+
+        begun_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(fail, call)
+            for _ in range(400):
+                await found.clock.advance(seconds=0.1)
+                if len(errors) == len(calls):
+                    break
+            nursery.cancel_scope.cancel()
+        assert len(errors) == len(calls)
+        assert trio.current_time() - begun_s < 31
+        assert all(error.retryable for error in errors)
+
+
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "run_now", "topics.update"])
+async def test_a_request_at_a_broker_that_has_lost_its_lease_is_repeated(
+    what: str, mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: the application sees a pause. Only requests that may act twice are repeated."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        (topic,) = named(found, 1)
+        later = await (await client.producer(topic)).send(b"later", delay="1h")
+        await found.overtake(1, "a:7650")
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "cancel": lambda: client.cancel(later),
+            "reschedule": lambda: client.reschedule(later, delay="2h"),
+            "run_now": lambda: client.run_now(later),
+            "topics.update": lambda: client.admin(
+                "topics.update", topic=topic, policy={"ttl_ms": "1h"}
+            ),
+        }
+        changed = await result(found, calls[what])
+        if what != "topics.update":
+            assert changed.done.all()
+
+
+async def test_a_request_that_must_not_act_twice_fails_where_the_lease_is_lost(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: the application may repeat it, after a look at what there is."""
+    async with cluster(engine, tmp_path) as found, connected(found) as client:
+        here, there = named(found, 1, 2)
+        await client.producer(here)
+        await found.overtake(1, "a:7650")
+
+        errors: list[EscapementError] = []
+
+        async def create() -> None:
+            while True:
+                try:
+                    await client.admin("topics.create", topic=there)
+                except (Disconnected, LeaseLost) as error:
+                    errors.append(error)
+                else:
+                    return
+
+        await result(found, create)
+        assert errors
+        assert all(error.retryable for error in errors)

@@ -3,29 +3,86 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
+from trio.testing import memory_stream_pair
 
+from escapement.access.token import Token
 from escapement.broker.config import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.membership import RENEWALS_PER_LEASE
 from escapement.broker.node.node import Node
 from escapement.broker.runners import Runners
+from escapement.errors import OtherDatabase, StorageUnavailable, Unauthenticated
+from escapement.names import NamespaceName
 from escapement.protocol.commands import Moved
 from escapement.storage import lease as leases
 from escapement.storage import members
 from escapement.storage.blocking import inline
-from escapement.storage.bundles import CATALOG
+from escapement.storage.bundles import CATALOG, set_bundle_count
+from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 from escapement.testing.clock import START_MS, VirtualClock
+from escapement.testing.world import MemoryStream
+from support.faults.hanging_calls import HangingCalls, nth
+from support.storage.cluster import connected
+from support.storage.commit_pipelines import FaultyEngine
 
 HOUR_MS = 3_600_000
+
+
+def made(
+    engine: Engine, data: Path, name: str, clock: VirtualClock, bundles: int, runners: Runners
+) -> Node:
+    """Return a node with the address ``NAME:7650``."""
+    address = f"{name}:7650"
+    config = BrokerConfig(seed=0, limits=replace(BrokerLimits(), commit_lanes=1))
+    data.mkdir()
+    return Node(
+        engine,
+        data,
+        Identity(name * 32, address),
+        address,
+        clock,
+        lambda: runners,
+        config,
+        bundles=bundles,
+    )
+
+
+async def stop(clock: VirtualClock, *nodes: Node) -> None:
+    """Stop nodes, and let the time pass until they have ended."""
+    for node in nodes:
+        node.stop()
+    while not all(node.stopped.is_set() for node in nodes):
+        await clock.advance(ms=100)
+
+
+class Running:
+    """Nodes that accept connections in memory."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._nodes: dict[str, Node] = {}
+
+    async def start(self, address: str, node: Node) -> None:
+        await self._nursery.start(node.run)
+        self._nodes[address] = node
+
+    async def dial(self, address: str) -> MemoryStream:
+        ours, theirs = memory_stream_pair()
+        self._nursery.start_soon(self._nodes[address].front.serve_stream, theirs)
+        return MemoryStream(ours)
 
 
 async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_catalog(
     tmp_path: Path, mysql_url: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B8: the read goes through the lanes of a broker that has lost its lease."""
+    """B8: the broker reads the catalog before a renewal tells it that it has lost its lease."""
     engine, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
     node = Node(
         engine,
@@ -47,10 +104,13 @@ async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_
             connection.execute(
                 "UPDATE shared_numbers SET value = value + 1 WHERE name = ?", (CATALOG,)
             )
+        await clock.advance(ms=node.config.limits.lease_ms / RENEWALS_PER_LEASE)
         await clock.advance(seconds=2)
         assert not node.brokers
         assert not node.stopped.is_set()
         assert node.choose({}) == Moved(0, 0, "b:7650", lease.epoch)
+        with pytest.raises(OtherDatabase):
+            node.choose({"log": b"another"})
         node.stop()
     engine.close()
 
@@ -82,4 +142,93 @@ async def test_bundles_share_the_connections_beside_those_that_commit(
         # The membership, the pool, and the connection that counts.
         assert count == config.limits.commit_lanes * bundles + 3
         node.stop()
+    engine.close()
+
+
+async def test_drained_bundle_whose_release_fails_gets_its_new_owner(
+    tmp_path: Path, mysql_url: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: the node lives on, so the lease does not expire. No message is lost."""
+    failures = 0
+
+    def fails(step: str) -> None:
+        nonlocal failures
+        if step.startswith("UPDATE leases SET expires_at_ms = 0") and failures < 2:
+            failures += 1  # of the broker, and of the node after it
+            raise StorageUnavailable("out of reach")
+
+    engine, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
+    runners = Runners.all_by(inline)
+    first = made(FaultyEngine(engine, fails), tmp_path / "a", "a", clock, 1, runners)
+    second = made(engine, tmp_path / "b", "b", clock, 1, runners)
+    async with trio.open_nursery() as nursery:
+        running = Running(nursery)
+        await running.start("a:7650", first)
+        await running.start("b:7650", second)
+        assert [len(node.brokers) for node in (first, second)] == [1, 0]
+        async with connected(running) as client:
+            await client.admin("subscriptions.create", topic="t", subscription="s")
+            await (await client.producer("t")).send(b"x")
+            async with client.consumer("t", "s") as inbox:
+                assert (await inbox.receive()) is not None
+                with closing(engine.connect()) as connection:
+                    (key,) = connection.execute(
+                        "SELECT owner_id, incarnation FROM brokers WHERE name = 'a:7650'"
+                    ).rows
+                    assert members.set_draining(connection, key, True)
+                began_ms = clock.now_ms()
+                while not second.brokers:
+                    await clock.advance(ms=100)
+                    assert clock.now_ms() < began_ms + 5_000
+                assert (failures, first.brokers) == (2, [])
+        (broker,) = second.brokers
+        # All deliveries of the first node count as possible ones.
+        assert broker.services.activation.doubtful_until_ms > START_MS
+        async with connected(running, "b") as client, client.consumer("t", "s") as inbox:
+            message = await inbox.receive()
+            assert message is not None
+            assert (message.value, message.redelivered) == (b"x", True)
+        await stop(clock, first, second)
+    engine.close()
+
+
+async def test_bundle_that_hangs_delays_no_other_bundle_of_its_node(
+    tmp_path: Path, mysql_url: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """O1, B8: a revoked token is refused within two seconds, also at the bundle that hangs."""
+    hanging = HangingCalls()
+    database, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
+    engine = FaultyEngine(database, hanging.before)
+    runners = replace(Runners.all_by(inline), commits=hanging)
+    node = made(engine, tmp_path / "a", "a", clock, 3, runners)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        root, token = Token.new(), Token.new()
+        access = [broker.services.access for broker in node.brokers]
+        await access[0].bootstrap("root", root.id, root.digest)
+        await access[0].create_token("app", token.id, token.digest, None)
+        await clock.advance(seconds=2)
+        for one in access:
+            one.authenticate(token.text)
+        await clock.advance(seconds=1)  # the use is stored, so the bundle that hangs locks no token
+        hanging.hang_at(nth(1, "INSERT INTO namespaces"))
+        nursery.start_soon(
+            node.brokers[1].registry.namespaces.create, NamespaceName("tenant", "new")
+        )
+        await clock.settle()
+        assert hanging.is_hanging
+        try:
+            await access[0].revoke_token(token.id)
+            set_bundle_count(database, 4)
+            await clock.advance(seconds=2)
+            for one in access:
+                with pytest.raises(Unauthenticated):
+                    one.authenticate(token.text)
+            assert [broker.bundle_id for broker in node.brokers] == [0, 1, 2, 3]
+        finally:
+            hanging.release()
+        await clock.advance(seconds=2)
+        names = [len(list(broker.registry.namespaces)) for broker in node.brokers]
+        assert names == [1] * 4  # of the creation that hung
+        await stop(clock, node)
     engine.close()

@@ -307,3 +307,17 @@ def test_each_damage_is_named_in_words_with_a_remedy(store: Store, harm: str) ->
     assert named, found
     assert all(one.remedy for one in found)
     assert not store.problems(), "the harm was undone"
+
+
+def test_old_index_of_a_bundle_that_another_node_has_taken_is_a_notice(store: Store) -> None:
+    """O7: each of several nodes keeps the indexes of bundles that it gave away."""
+    damaging, check, _ = HARMS["the index is of another log"]
+    identity = store.data / "broker.id"
+    ((owner_name,),) = store.connection.execute("SELECT owner_name FROM leases").rows
+    with contextmanager(damaging)(store):
+        assert [one.check for one in store.problems()] == [check]
+        identity.write_text("f" * 32)
+        (found,) = [one for one in Check(store.engine, store.data).run() if one.check == check]
+        identity.unlink()
+    assert found.severity is Severity.NOTICE
+    assert f"from before node {owner_name} took the bundle; it is not used" in found.text

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import escapement.sync
 from escapement.access.token import Token
 from escapement.client.connection.token_source import FILE_VARIABLE, TOKEN_VARIABLE
-from escapement.errors import AccessDenied, Disconnected, Unauthenticated
+from escapement.errors import AccessDenied, Disconnected, StorageError, Unauthenticated
 from support.database.servers import free_port
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
@@ -162,3 +165,16 @@ def test_mistyped_token_is_refused_before_a_connection_is_made(tmp_path: Path) -
     assert refused.returncode == 1
     assert f"In the file {file}: The token is mistyped" in refused.stderr
     assert token.secret not in refused.stderr
+
+
+def test_bootstrap_at_a_broker_that_does_not_take_it_names_the_owner_of_bundle_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B8: the process that has locked the directory does not own bundle 0."""
+    module = import_module("escapement.cli.admin.bootstrap")
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.0)
+    with open(tmp_path / "broker.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ran = CliRunner().invoke(module.bootstrap, ["--data", str(tmp_path)])
+    assert isinstance(ran.exception, StorageError)
+    assert "only the owner of bundle 0" in str(ran.exception)

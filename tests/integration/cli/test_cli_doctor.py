@@ -159,8 +159,9 @@ def test_missing_rights_are_named_with_grants_that_are_enough(
             assert "escapement migrate" in missing["remedy"]
             assert run(["migrate", "--log", mysql_url, "--table-sets", "1"]) == 0
             (few,) = diagnose(purpose, url_of(address))[1]
-            assert "fewer than two table sets are free" in few["text"]
-            assert run(["migrate", "--log", mysql_url, "--table-sets", "2"]) == 0
+            assert "1 table sets are free: the log needs 3" in few["text"]
+            assert "escapement migrate --bundles 1 --table-parallelism 4" in few["remedy"]
+            assert run(["migrate", "--log", mysql_url, "--bundles", "1"]) == 0
         assert diagnose(purpose, url_of(address), *options)[1] == []
 
 

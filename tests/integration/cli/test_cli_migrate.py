@@ -43,11 +43,11 @@ async def test_broker_with_four_rights_works_after_migrate(
         assert "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, CREATE VIEW" in said
         assert PASSWORD not in said
         monkeypatch.delenv("ESCAPEMENT_LOG_PASSWORD")
-        assert run(["migrate", "--log", mysql_url, "--table-sets", "2"]) == 0
+        assert run(["migrate", "--log", mysql_url, "--table-sets", "3"]) == 0
         out = capsys.readouterr().out
         assert "created the table leases" in out
         assert "created the view escapement_topics" in out
-        assert "created the table log_set_2_3" in out
+        assert "created the table log_set_3_3" in out
         before = schema_of(mysql_server, mysql_url)
         password = tmp_path / "password"
         password.write_text(PASSWORD)
@@ -61,14 +61,14 @@ async def test_broker_with_four_rights_works_after_migrate(
                         for _ in range(100):
                             await consumer.ack(await anext(aiter(consumer)))
             # Beside the running broker, and again although nothing is to be done.
-            for sets, result in (("3", "created the table log_set_3_0"), ("3", "up to date")):
+            for sets, result in (("4", "created the table log_set_4_0"), ("4", "up to date")):
                 assert run(["migrate", "--log", mysql_url, "--table-sets", sets]) == 0
                 assert result in capsys.readouterr().out
             assert process.stop() == 0
             complaints = process.complaints()
         assert "WARNING" not in complaints
         assert PASSWORD not in complaints
-        added = {(f"log_set_3_{shard}", "BASE TABLE") for shard in range(4)}
+        added = {(f"log_set_4_{shard}", "BASE TABLE") for shard in range(4)}
         assert schema_of(mysql_server, mysql_url) == before | added
         # The check knows the sets, those in use and the free ones.
         monkeypatch.setenv("ESCAPEMENT_LOG_PASSWORD", PASSWORD)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import trio
 
+from escapement.broker.node.own_address import warn_if_unknown
 from escapement.broker.server import listen
 from escapement.cli.main import run
 from escapement.errors import StorageError
@@ -345,6 +346,17 @@ async def test_listen_error_names_its_cause(host: str, port: int, said: str) -> 
         await listen(host, port)
     assert said in str(refused.value)
     assert "another broker" not in str(refused.value)
+
+
+async def test_advertised_host_that_nobody_knows_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
+    await warn_if_unknown("two:7650")
+    assert not caplog.records
+    await warn_if_unknown("typo.invalid:7650")
+    (logged,) = caplog.messages
+    assert "typo.invalid:7650, and this machine knows no 'typo.invalid'" in logged
 
 
 def test_schedule_with_an_unknown_time_zone_is_shown_as_broken(

@@ -18,6 +18,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.index import KEY_MAX, KEY_MIN
+from escapement.storage.log.table_sets import Plan
 from escapement.storage.upgrade import upgrade
 from escapement.testing import arrived
 from support.database.accounts import FOUR_RIGHTS, account
@@ -179,7 +180,7 @@ def forgetting(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "mysql":
         yield administrator
         return
-    upgrade(administrator, 3, PARALLELISM, lambda statement: None, dry_run=False)
+    upgrade(administrator, Plan(PARALLELISM, 3), lambda statement: None, dry_run=False)
     with account(request.getfixturevalue("mysql_server"), url, FOUR_RIGHTS) as address:
         yield MysqlEngine(address)
 

@@ -122,6 +122,28 @@ def test_a_stale_owner_cannot_release(ready: Engine, connection: Connection) -> 
         acquire(ready, TWO)
 
 
+def test_bundle_that_its_process_let_go_is_free_and_its_deliveries_are_doubtful(
+    ready: Engine, connection: Connection
+) -> None:
+    """Invariants 6 and 8: its wall clock was ahead of the next owner's."""
+    held = acquire(ready, ONE)
+    hanging = ready.connect()
+    lease.enter(ready, hanging, held)
+    if ready.kind == "mysql":  # a lost connection of the ended broker still locks the row
+        hanging.begin()
+        lease.check(ready, hanging, held)
+    assert lease.let_go(ready, held.member, 0, seen_ms=2_000_000)
+    hanging.close()
+    assert check_passes(ready, connection, held), "the epoch is unchanged"
+    after = lease.acquire(ready, TWO, 10_000, HandClock(1_000_000))
+    assert (after.epoch, after.was_clean) == (2, False)
+    assert after.delivered_until_ms(1_000_000) == 2_010_000
+    assert not check_passes(ready, connection, held)
+    assert not lease.let_go(ready, held.member, 0, seen_ms=2_000_000)
+    with pytest.raises(LeaseHeld):
+        acquire(ready, ONE)
+
+
 def test_acquire_kills_a_hanging_transaction_of_the_previous_owner(ready: Engine) -> None:
     """The transaction holds the lease row, so acquiring would otherwise wait for it."""
     held = acquire(ready, ONE)

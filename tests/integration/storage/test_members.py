@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from escapement.errors import EscapementError, LeaseHeld, LeaseLost, StorageUnavailable
+from escapement.errors import (
+    AddressTaken,
+    EscapementError,
+    LeaseHeld,
+    LeaseLost,
+    StorageUnavailable,
+)
 from escapement.storage import lease, members
 from escapement.storage.bundles import set_bundle_count
 from escapement.storage.engine.base import Connection, Engine
@@ -326,3 +332,27 @@ def test_older_broker_does_not_take_the_bundle_of_a_newer_one(
     old.take(HOUR_MS)
     with pytest.raises(LeaseHeld, match="'old'"):
         lease.acquire(engine, ONE, HOUR_MS, clock)
+
+
+def test_address_of_another_live_process_is_refused(
+    engine: Engine, connection: Connection, clock: HandClock
+) -> None:
+    """B8: the error names the process. Its own later incarnations, and others, may have it."""
+    one = members.register(engine, ONE, HOUR_MS, clock, "a:7650")
+    with pytest.raises(AddressTaken, match=r"'one' \(id-1\) has the address a:7650 until"):
+        members.register(engine, TWO, HOUR_MS, clock, "a:7650")
+    members.register(engine, TWO, HOUR_MS, clock, "b:7650")
+    again = members.register(engine, ONE, HOUR_MS, clock, "a:7650")
+    assert again.incarnation != one.incarnation
+    members.leave(connection, again)
+    members.register(engine, TWO, HOUR_MS, clock, "a:7650")
+    members.register(engine, ONE, HOUR_MS, clock)
+    members.register(engine, Identity("id-3", "three"), HOUR_MS, clock)
+
+
+def test_expired_process_holds_no_address(
+    engine: Engine, connection: Connection, clock: HandClock
+) -> None:
+    members.register(engine, ONE, HOUR_MS, clock, "a:7650")
+    connection.execute("UPDATE brokers SET expires_at_ms = 1")
+    assert members.register(engine, TWO, HOUR_MS, clock, "a:7650").address == "a:7650"

@@ -21,6 +21,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql.engine import MysqlEngine
 from escapement.storage.lease import Identity, as_owner
 from escapement.storage.log.log import Log
+from escapement.storage.log.table_sets import Plan
 from escapement.storage.upgrade import upgrade
 from support.database.accounts import FOUR_RIGHTS, account
 from support.database.servers import SqlServer
@@ -55,7 +56,7 @@ def broker_engine(mysql_server: SqlServer, mysql_url: str) -> Iterator[MysqlEngi
 
 
 def prepare(engine: Engine, sets: int) -> None:
-    upgrade(engine, sets, PARALLELISM, lambda statement: None, dry_run=False)
+    upgrade(engine, Plan(PARALLELISM, sets), lambda statement: None, dry_run=False)
 
 
 def views(engine: Engine) -> set[str]:
@@ -175,7 +176,7 @@ async def test_log_goes_on_in_its_generation_until_a_set_is_free(
     administrator: MysqlEngine,
     broker_engine: MysqlEngine,
 ) -> None:
-    """V1, N5: without a set, no message is lost, and one warning says what to run."""
+    """V1, N5: without a set, no message is lost, and warnings say once what to run."""
     prepare(administrator, 1)
     async with testing.start(config=PATIENT, engine=broker_engine) as world:
         async with world.connect() as broker:
@@ -185,8 +186,10 @@ async def test_log_goes_on_in_its_generation_until_a_set_is_free(
                     await producer.send(b"%d" % n)
                     await roll(world)
             assert generations(broker_engine) == [1]
-            (said,) = [one for one in caplog.records if "table set" in one.getMessage()]
-            assert "escapement migrate --table-sets" in said.getMessage()
+            said = [text for text in caplog.messages if "migrate --table-parallelism 2" in text]
+            assert len(said) == 2
+            assert "no table set with 2 tables is free" in said[0]
+            assert said[1].startswith("0 table sets are free, and 2 should be")
             prepare(administrator, 3)  # beside the running broker
             assert await take(broker) == [b"0", b"1", b"2"]
             await a_day_later(world)

@@ -64,6 +64,7 @@ SAMPLES: list[c.Command] = [
     c.Moved(0, 0, "", 0),
     c.Lookup(11, "public/default/t"),
     c.Owner(11, 3, "broker-b:7650", 12),
+    c.Owner(11, 3, "broker-b:7650", 12, 16),
     c.Goodbye("done"),
 ]
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 import trio.testing
@@ -26,7 +26,7 @@ from escapement.client.connection.lines import Lines
 from escapement.client.connection.link import Stream
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected
+from escapement.errors import Disconnected, LeaseLost
 from escapement.protocol.commands import Moved
 from escapement.storage.blocking import inline
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, set_bundle_count, shared_numbers
@@ -61,7 +61,10 @@ class Node:
         bundle_id = min(self.brokers, default=0) if wanted is None else wanted
         if bundle_id in self.brokers:
             return self.brokers[bundle_id]
-        return Moved(0, bundle_id, *self._cluster.owner_of(bundle_id))
+        place = self._cluster.owner_of(bundle_id)
+        if place.address == self.address:
+            place = Place("", place.epoch)
+        return Moved(0, bundle_id, *place)
 
 
 class Cluster:
@@ -96,6 +99,7 @@ class Cluster:
         self._data = data
         self._places = [Place("", 0)] * bundles
         self._incarnations: dict[int, trio.CancelScope] = {}
+        self._overtaken: list[Broker] = []
 
     @property
     def count(self) -> int:
@@ -121,6 +125,10 @@ class Cluster:
         for bundle_id in range(before, count):
             await self.start(bundle_id, address)
 
+    def misplace(self, bundle_id: int, address: str) -> None:
+        """Name a wrong address for the owner of a bundle, as one that advertises it does."""
+        self._places[bundle_id] = Place(address, self._places[bundle_id].epoch)
+
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
 
@@ -141,7 +149,7 @@ class Cluster:
         """Stop the broker of a bundle cleanly. Its clients hear who the successor will be."""
         place = self._places[bundle_id]
         node = self.nodes[place.address]
-        self._places[bundle_id] = Place(successor, place.epoch + 1)
+        self._places[bundle_id] = Place(successor, place.epoch)
         broker = node.brokers.pop(bundle_id)
         broker.stop()
         await broker.stopped.wait()
@@ -150,13 +158,20 @@ class Cluster:
         """End the broker of a bundle at once, without saving anything, as a kill does."""
         place = self._places[bundle_id]
         broker = self.nodes[place.address].brokers.pop(bundle_id)
-        self._places[bundle_id] = Place("", place.epoch + 1)
+        self._places[bundle_id] = Place("", place.epoch)
         self._incarnations[bundle_id].cancel()
         await broker.stopped.wait()
 
     async def move(self, bundle_id: int, address: str) -> None:
         """Hand a bundle over to another node."""
         await self.stop(bundle_id, address)
+        await self.start(bundle_id, address)
+
+    async def overtake(self, bundle_id: int, address: str) -> None:
+        """Start the broker of a bundle on another node. The old one has yet to find out."""
+        place = self._places[bundle_id]
+        self._overtaken.append(self.nodes[place.address].brokers.pop(bundle_id))
+        self._places[bundle_id] = Place("", place.epoch + 1)
         await self.start(bundle_id, address)
 
     async def dial(self, address: str) -> MemoryStream:
@@ -182,13 +197,16 @@ class Cluster:
         broker.directory = self
         with trio.CancelScope() as incarnation:
             self._incarnations[bundle_id] = incarnation
-            await self._run(broker, node, task_status)
+            try:
+                await self._run(broker, node, task_status)
+            except* LeaseLost:
+                assert broker in self._overtaken
 
     async def _run(self, broker: Broker, node: Node, task_status: trio.TaskStatus[None]) -> None:
         bundle_id = broker.bundle_id
         async with trio.open_nursery() as nursery:
             await nursery.start(node.front.run_broker, broker)
-            place = Place(node.address, self._places[bundle_id].epoch or 1)
+            place = Place(node.address, self._places[bundle_id].epoch + 1)
             self._places[bundle_id], node.brokers[bundle_id] = place, broker
             task_status.started()
 
@@ -215,14 +233,23 @@ async def cluster(
         nursery.cancel_scope.cancel()
 
 
-def connected(found: Cluster, *addresses: str) -> AbstractAsyncContextManager[escapement.Broker]:
+class Dialled(Protocol):
+    """Nodes to which a client opens connections."""
+
+    async def dial(self, address: str) -> MemoryStream: ...
+
+
+def connected(
+    found: Dialled, *addresses: str, token: str | None = None
+) -> AbstractAsyncContextManager[escapement.Broker]:
     """Connect a client by these addresses."""
 
     async def dial(address: Address) -> Stream:
         return await found.dial(f"{address.host}:{address.port}")
 
     given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
-    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), TokenSource(None, None)))
+    source = TokenSource(token, None)
+    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), source))
 
 
 def named(found: Cluster, bundle_id: int, number: int = 1, prefix: str = "t") -> list[str]:

@@ -53,6 +53,7 @@ BROKER_FLOORS: list[set[str]] = [
         "binary_logs",
         "broker_stats",
         "cluster",
+        "connection_wait",
         "crash",
         "directory",
         "lease_keeper",

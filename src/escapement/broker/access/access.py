@@ -13,7 +13,7 @@ Bounds: ``MAX_TOKENS`` stored tokens and ``MAX_GRANTS`` grants. A role has at mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -24,7 +24,7 @@ from escapement.access.grant import Action, Grant
 from escapement.access.pattern import ALL, Pattern
 from escapement.access.rights import Rights
 from escapement.access.token import Token
-from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.changes import Changes, Read
 from escapement.clock import Clock
 from escapement.errors import (
     AlreadyExists,
@@ -66,6 +66,10 @@ class Access:
       changes: makes changes durable.
       bundle_id: the bundle that the broker owns. All bundles share tokens and grants, and only the
         owner of bundle 0 changes them. The other brokers read them again after a change.
+
+    Attributes:
+      catch_up: returns when the changes of other brokers have taken effect. Call it before a
+        refusal.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Access:
         grants: Iterable[Grant],
         bundle_id: int = 0,
     ) -> None:
+        self.catch_up: Callable[[], Awaitable[None]] = _at_once
         self._bundle_id = bundle_id
         self.rights = Rights(grants)
         self._changes = changes
@@ -100,6 +105,13 @@ class Access:
             )
 
     # -- clients ---------------------------------------------------------------
+
+    def may_be_new(self, text: str) -> bool:
+        """Return whether a text is a token that the broker does not know, of another or none."""
+        try:
+            return Token.parse(text).id not in self._tokens
+        except Unauthenticated:
+            return False
 
     def authenticate(self, text: str) -> TokenRecord:
         """Return the stored token of a client.
@@ -309,10 +321,13 @@ class Access:
             )
         return Grant(role, pattern, actions)
 
-    async def refresh(self) -> None:
-        """Read tokens and grants again, because another broker has changed them."""
+    async def refresh(self, source: Read) -> None:
+        """Read tokens and grants again, because another broker has changed them.
+
+        Changes of this broker wait, because what is read must not replace them.
+        """
         async with self._changes.alone(_LOCK):
-            tokens, grants = await self._changes.durably(
+            tokens, grants = await source(
                 lambda connection: (read_tokens(connection), read_grants(connection))
             )
             self._tokens = {token.id: token for token in tokens}
@@ -367,3 +382,7 @@ class Access:
                 self._tokens[id] = replace(self._tokens[id], used_at_ms=at_ms)
             if self._uses.get(id) == at_ms:
                 del self._uses[id]
+
+
+async def _at_once() -> None:
+    """Return: this broker makes all changes itself."""

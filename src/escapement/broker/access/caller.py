@@ -10,6 +10,7 @@ from escapement.access.pattern import ALL
 from escapement.access.rights import Need
 from escapement.broker.access.access import Access
 from escapement.broker.access.needs import needs_of
+from escapement.errors import AccessDenied
 from escapement.protocol.commands import Command
 
 
@@ -31,12 +32,15 @@ class Caller:
         self._certificate_role = certificate_role
         self._token_id = ""  # "" if the role is that of a certificate
 
-    def admit(self, token: str) -> None:
+    async def admit(self, token: str) -> None:
         """Admit the caller with its token, "" if it sent none.
 
         Raises:
           Unauthenticated: if the log has tokens, and this is not one of them that is valid.
+          StorageError: if the broker does not know the token, and cannot read the database.
         """
+        if self._access.may_be_new(token):
+            await self._access.catch_up()
         if self._access.is_open:
             pass
         elif not token and self._certificate_role is not None:
@@ -53,6 +57,18 @@ class Caller:
                 self._access.check(self._token_id)
         elif not self._access.is_open:
             self._access.authenticate("")
+
+    async def permit(self, needs: Iterable[Need]) -> None:
+        """Raise ``AccessDenied`` unless the caller may do all that is needed, also by new grants.
+
+        Raises the errors of ``check`` and ``admit``.
+        """
+        needs = list(needs)
+        try:
+            self.check(needs)
+        except AccessDenied:
+            await self._access.catch_up()
+            self.check(needs)
 
     def check(self, needs: Iterable[Need]) -> None:
         """Raise ``AccessDenied`` unless the caller may do all that is needed.
@@ -71,10 +87,10 @@ class Caller:
             return Coverage([ALL])
         return self._access.rights.coverage(self.role, action)
 
-    def check_command(self, command: Command) -> None:
-        """Raise ``AccessDenied`` unless the caller may have a command carried out.
+    async def permit_command(self, command: Command) -> None:
+        """Raise ``AccessDenied`` unless the caller may have a command carried out. See ``permit``.
 
         Raises:
           InvalidRequest: if the command does not say what it is about.
         """
-        self.check(needs_of(command))
+        await self.permit(needs_of(command))

@@ -45,10 +45,11 @@ class ClusterStatus(TypedDict):
 
 
 class BundleCount(TypedDict):
-    """The number of bundles, and how many there were before."""
+    """The number of bundles, how many there were before, and what the server may lack for them."""
 
     bundles: int
     before: int
+    warning: str | None
 
 
 async def _status(broker: Broker, given: Arguments) -> ClusterStatus:
@@ -83,7 +84,8 @@ async def _move(broker: Broker, given: Arguments) -> ClusterBundle:
 async def _set_bundles(broker: Broker, given: Arguments) -> BundleCount:
     count = given.number("count")
     given.end()
-    return {"bundles": count, "before": await broker.cluster.set_bundle_count(count)}
+    growth = await broker.cluster.set_bundle_count(count)
+    return {"bundles": count, "before": growth.before, "warning": growth.warning}
 
 
 def _node(broker: Broker, view: ClusterView, node_id: str) -> ClusterNode:

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from escapement.broker.broker import Broker
+from escapement.broker.connection_wait import when_connected
 from escapement.errors import EscapementError, InvalidRequest, StorageError
 from escapement.event_log import EventLog
 from escapement.storage.bootstrap_request import BootstrapRequest
@@ -40,7 +41,7 @@ async def check_exposure(engine: Engine, directory: Path, where: str) -> None:
     Raises:
       InvalidRequest: if it would have no token; the message says what to do.
     """
-    if await trio.to_thread.run_sync(has_tokens, engine):
+    if await when_connected(lambda: trio.to_thread.run_sync(has_tokens, engine)):
         return
     try:
         if BootstrapRequest.read(directory) is not None:
@@ -97,7 +98,7 @@ class Bootstrap:
         broker = self._find_broker()
         if broker is not None:
             return broker.services.access.is_open
-        return not await trio.to_thread.run_sync(has_tokens, self._engine)
+        return not await when_connected(lambda: trio.to_thread.run_sync(has_tokens, self._engine))
 
     async def run(self) -> None:
         """Take requests until cancelled."""

@@ -5,13 +5,15 @@ The process may run several brokers. The function ``choose`` says which of them 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.delivery.output_bound import OutputBound
+from escapement.broker.directory import check_log
 from escapement.broker.front.admission import Admission, Seat
 from escapement.broker.front.certificates import Certificates, role_of
 from escapement.broker.front.lobby import First, Guest, Lobby
@@ -63,7 +65,12 @@ class Front:
     @classmethod
     def of_broker(cls, broker: Broker, certificates: Certificates | None = None) -> Front:
         """Return a front for one broker, which serves all connections."""
-        return cls(lambda features: broker, broker.config.limits, broker.output, certificates)
+
+        def choose(features: Mapping[str, Any]) -> Broker:
+            check_log(features, broker.services.log_identity)
+            return broker
+
+        return cls(choose, broker.config.limits, broker.output, certificates)
 
     async def run_broker(
         self, broker: Broker, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -8,14 +8,14 @@ ends, messages in flight are returned with their attempts, a checkpoint is writt
 the next owner, and the lease is released.
 
 What happens to one bundle does not disturb the others: a broker that has lost its lease ends, and a
-broker with a damaged index is started again and rebuilds it. Any other failure of a broker ends the
-node, because its cause is unknown.
+broker with a damaged index is started again and rebuilds it. A broker that cannot start, because it
+lacks a table set or a connection, gives its bundle back, and the node tries it again later. Any
+other failure of a broker ends the node, because its cause is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,42 +24,34 @@ import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
+from escapement.broker.connection_wait import when_connected
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
-from escapement.broker.directory import Place, wanted_bundle
+from escapement.broker.directory import Place, check_log, wanted_bundle
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
+from escapement.broker.node.catalog_readers import CatalogReaders
+from escapement.broker.node.failed_starts import FailedStarts, may_start_later
+from escapement.broker.node.grace import Grace
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
+from escapement.broker.node.preparation import prepare
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
-from escapement.errors import (
-    EscapementError,
-    LeaseHeld,
-    LeaseLost,
-    ShuttingDown,
-    StorageUnavailable,
-)
+from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
 from escapement.protocol import commands as wire
-from escapement.storage.bundles import (
-    BUNDLES,
-    CATALOG,
-    PLACED,
-    divide_new_database,
-    shared_numbers,
-)
+from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
 from escapement.storage.catalog.catalog import misplaced_topics
-from escapement.storage.catalog.views import create_views
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.lease import Identity
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
-from escapement.storage.schema import migrate
+from escapement.storage.schema import log_identity
 
 _log = EventLog(__name__)
 
@@ -87,6 +79,7 @@ class Node:
       bundles: the number of bundles of a new database; None: one.
 
     Attributes:
+      membership: the membership of the process.
       draining: whether an operator lets the node give all its bundles to others.
     """
 
@@ -121,15 +114,17 @@ class Node:
         own = make_runners()
         self._work = own.work
         lease_ms = config.limits.lease_ms
-        self._membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
+        self.membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
+        self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        self._log_identity = b""  # known before the first connection is served
         self._owned: dict[int, OwnedBundle] = {}
-        # The version of the catalog in the database, and the one that each broker has.
-        self._catalog_version = 0
+        self._failed_starts = FailedStarts()
+        self._catalog_version = 0  # in the database
+        self._catalog_readers = CatalogReaders()
         self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
-        self._versions: dict[int, int] = {}
         self._hurry = trio.Event()  # set when the node must look or end at once
 
     @property
@@ -147,7 +142,7 @@ class Node:
         """Stop all brokers cleanly, release their bundles, and end."""
         self.stopping = True
         # At once: a look may be waiting for a database that does not answer.
-        self._membership.drain()
+        self.membership.drain()
         self._release(list(self._owned))
         self._hurry.set()
 
@@ -158,11 +153,15 @@ class Node:
 
         Args:
           features: the features of the client's Hello, which may name a bundle.
+
+        Raises:
+          OtherDatabase: if the client has used another database before.
         """
+        check_log(features, self._log_identity)
         wanted = wanted_bundle(features)
         if wanted is None and (serving := self.brokers):
             return serving[0]
-        bundle_id = self._any_bundle() if wanted is None else wanted
+        bundle_id = self.directory.any_bundle() if wanted is None else wanted
         broker = self.broker_of(bundle_id)
         if broker is not None:
             return broker
@@ -170,11 +169,6 @@ class Node:
         if place.address == self._address:  # its broker starts or stops here
             place = Place("", place.epoch)
         return wire.Moved(0, bundle_id, *place)
-
-    def _any_bundle(self) -> int:
-        """Return a bundle that another node owns, the lowest; 0 if none is known."""
-        owned = [b for b, row in self.directory.bundles.items() if not row.free]
-        return min(owned, default=0)
 
     # -- the life of a node ----------------------------------------------------
 
@@ -188,9 +182,9 @@ class Node:
         """
         try:
             with one_error():
-                await self._work(self._prepare)
+                await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._membership.run)
+                    nursery.start_soon(self.membership.run)
                     await self._begin(nursery)
                     task_status.started()
                     await self._live(nursery)
@@ -198,38 +192,29 @@ class Node:
                 with trio.CancelScope(shield=True):
                     await self._work(self._leave)
         finally:
-            self._membership.close()
+            self.membership.close()
             self._connections.close()
             self.stopped.set()
 
     def _prepare(self) -> None:
-        """Check the database, bring it to the current schema, and become a member. Blocking."""
-        self._engine.check_fitness()
-        migrate(self._engine)
-        create_views(self._engine)
-        if self._bundles is not None:
-            count = divide_new_database(self._engine, self._bundles)
-            if count != self._bundles:
-                _log.warning(
-                    "node.bundles_kept",
-                    "the database keeps its %d bundles although --bundles says %d",
-                    count,
-                    self._bundles,
-                )
+        """Prepare the database, and become a member. Blocking."""
+        prepare(self._engine, self._bundles, self.config.new_parallelism)
+        with self._connections.use() as connection:
+            self._log_identity = log_identity(connection)
         if not self._engine.is_shared:
             self._check_alone()
-        self._membership.register()
+        self.membership.register()
 
     def _leave(self) -> None:
         """End the membership, so that other nodes need not wait. Blocking."""
         try:
-            self._membership.leave()
+            self.membership.leave()
         except EscapementError as error:
             _log.warning("node.not_left", "cannot end the membership; it will expire: %s", error)
 
     async def _begin(self, nursery: trio.Nursery) -> None:
         """Start the brokers of all bundles that are free and belong here, and wait for them."""
-        await self._look()
+        await when_connected(self._look)
         decision = self._decide()
         async with trio.open_nursery() as starts:
             for bundle_id in decision.take:
@@ -247,20 +232,37 @@ class Node:
                 await self._look()
             except (StorageUnavailable, TransactionAborted):
                 continue  # the renewals of the membership report it
-            await self._refresh()
             if not self.stopping:
-                self._act(self._decide(), nursery)
+                self._catalog_readers.look(self.brokers, self._catalog_version, nursery)
+                decision = self._decide()
+                self._release(decision.release)
+                for bundle_id in decision.take:
+                    nursery.start_soon(self._own, bundle_id, True)
         while self._owned:
             await self._hurry.wait()
             self._hurry = trio.Event()
 
     async def _look(self) -> None:
         """Read the nodes, the owners of the bundles, and the numbers that all nodes share."""
-        nodes, bundles, numbers = await self._work(self._read)
+        live, seen, numbers = await self._work(self._read)
+        nodes, bundles = self._grace.apply(self._clock.lease_ms(), live, seen)
+        if self._grace.unseen_ms:
+            self._end_outage([row.name for one, row in nodes.items() if one not in live])
         self.directory.learn(nodes, bundles)
         self._note_draining(nodes.get(self._identity.owner_id))
         await self._place_topics(numbers)
         self._catalog_version = numbers[CATALOG]
+
+    def _end_outage(self, awaited: Sequence[str]) -> None:
+        """Renew at once, because other nodes wait for it as this node waits for them."""
+        self.membership.renew_soon()
+        if awaited:
+            _log.info(
+                "node.grace",
+                "no look at the database for %d ms; these nodes get time to renew: %s",
+                self._grace.unseen_ms,
+                ", ".join(awaited),
+            )
 
     async def _place_topics(self, numbers: Mapping[str, int]) -> None:
         """Read which topics are in other bundles than their names say, if that may have changed."""
@@ -307,6 +309,7 @@ class Node:
         rows = self.directory.bundles.values()
         # A bundle whose lease names this node, but that it does not run, is free for this node.
         free = {row.bundle_id for row in rows if row.free or row.owner_id == me} - owned.keys()
+        free -= self._failed_starts.resting(trio.current_time())
         nodes = {one.owner_id: one.draining for one in self.directory.nodes.values()}
         nodes[me] = self.draining
         moving = {b for b, bundle in owned.items() if bundle.serving is None}
@@ -314,11 +317,6 @@ class Node:
         return self._balancer.decide(
             Situation(self._clock.lease_ms(), nodes, free, owned.keys(), moving, pins)
         )
-
-    def _act(self, decision: Decision, nursery: trio.Nursery) -> None:
-        self._release(decision.release)
-        for bundle_id in decision.take:
-            nursery.start_soon(self._own, bundle_id, True)
 
     def _release(self, bundle_ids: Sequence[int]) -> None:
         for bundle_id in bundle_ids:
@@ -338,7 +336,7 @@ class Node:
         begun = trio.Event()
 
         def ready(broker: Broker) -> None:
-            self._versions.pop(bundle_id, None)  # let it read the catalog after the next look
+            self._failed_starts.forget(bundle_id)
             self._on_ready(broker)
             if not begun.is_set():
                 begun.set()
@@ -348,19 +346,51 @@ class Node:
         self._owned[bundle_id] = bundle
         try:
             with log_fields(bundle=bundle_id):
-                await bundle.run(patient=patient)
-        except LeaseHeld as error:
-            if not self._engine.is_shared:
-                raise
-            _log.info("bundle.held", "another node has taken bundle %d: %s", bundle_id, error)
+                try:
+                    await bundle.run(patient=patient)
+                except LeaseHeld as error:
+                    if not self._engine.is_shared:
+                        raise
+                    _log.info("bundle.held", "another node has bundle %d: %s", bundle_id, error)
+                except StorageError as error:
+                    # A node that starts with one bundle has nothing else to serve.
+                    alone = not patient and self.directory.count == 1
+                    if begun.is_set() or not may_start_later(error, alone):
+                        raise
+                    pause_s = self._failed_starts.add(bundle_id, trio.current_time())
+                    _log.error(
+                        "bundle.not_started",
+                        "bundle %d cannot start; the node tries it again in %d s: %s",
+                        bundle_id,
+                        pause_s,
+                        error,
+                    )
+                if not begun.is_set():
+                    begun.set()
+                    task_status.started()
+                if not bundle.is_free:
+                    await self._let_go(bundle_id)
         finally:
             del self._owned[bundle_id]
             self.directory.leaving.discard(bundle_id)
-            self._versions.pop(bundle_id, None)
             if bundle.released:
                 self._hurry.set()
-        if not begun.is_set():
-            task_status.started()
+
+    async def _let_go(self, bundle_id: int) -> None:
+        """Release a bundle whose broker has ended without releasing it; repeat it after failures.
+
+        This node renews its membership, so otherwise no other node could ever take the bundle. When
+        the node stops, the end of its membership frees the bundle.
+        """
+        while not self.stopping:
+            try:
+                if await self._work(self.membership.let_go, bundle_id):
+                    _log.warning(
+                        "bundle.let_go", "released bundle %d without a clean stop", bundle_id
+                    )
+                return
+            except (StorageUnavailable, TransactionAborted):
+                await trio.sleep(self._look_s)  # the renewals of the membership report an outage
 
     def _make_broker(self, bundle_id: int) -> Broker:
         limits = self.config.limits
@@ -374,18 +404,8 @@ class Node:
             replace(self.config, limits=replace(limits, index_memory_bytes=share)),
             bundle_id,
             output=self._output,
-            membership=self._membership,
+            membership=self.membership,
             connections=self._connections,
         )
         broker.directory = self.directory
         return broker
-
-    async def _refresh(self) -> None:
-        """Let brokers read what all bundles share, if a broker has changed it."""
-        for broker in self.brokers:
-            version = self._catalog_version
-            if self._versions.get(broker.bundle_id) != version:
-                # The next look tries it again. A broker that has lost its lease ends by itself.
-                with suppress(StorageUnavailable, ShuttingDown, LeaseLost):
-                    await broker.refresh_catalog()
-                    self._versions[broker.bundle_id] = version

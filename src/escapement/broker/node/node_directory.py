@@ -63,15 +63,18 @@ class NodeDirectory:
         """Return the ids of the nodes that want bundles."""
         return wanting({row.owner_id: row.draining for row in self.nodes.values()})
 
+    def any_bundle(self) -> int:
+        """Return a bundle that a node owns, the lowest; 0 if none is known."""
+        return min((b for b, row in self.bundles.items() if not row.free), default=0)
+
     def owner_of(self, bundle_id: int) -> Place:
         """Return where clients find the broker of a bundle, now or soon. See ``Directory``."""
         row = self.bundles.get(bundle_id)
         if row is None:
             return _UNKNOWN
-        if bundle_id not in self.leaving and not row.free and row.owner_id in self.nodes:
-            return Place(self.nodes[row.owner_id].address, row.epoch)
-        homes = self.homes()
+        owner_id: str | None = "" if row.free else row.owner_id
         if bundle_id in self.leaving:
-            homes = [one for one in homes if one != self._node_id]
-        next_id = home_of(bundle_id, homes, row.pinned_to)
-        return _UNKNOWN if next_id is None else Place(self.nodes[next_id].address, row.epoch + 1)
+            homes = [one for one in self.homes() if one != self._node_id]
+            owner_id = home_of(bundle_id, homes, row.pinned_to)
+        owner = self.nodes.get(owner_id or "")
+        return Place("" if owner is None else owner.address, row.epoch)

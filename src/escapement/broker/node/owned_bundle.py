@@ -43,7 +43,8 @@ class OwnedBundle:
         on_ready: Callable[[Broker], None],
     ) -> None:
         self.id = bundle_id
-        self.released = False
+        self.released = False  # whether ``release`` was called
+        self.is_free = False  # whether the last broker has released the bundle in the database
         self._make_broker = make_broker
         self._front = front
         self._on_ready = on_ready
@@ -111,6 +112,9 @@ class OwnedBundle:
     async def _serve(self) -> None:
         """Run one broker of the bundle until it ends."""
         broker = self._broker = self._make_broker()
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._front.run_broker, broker)
-            self._on_ready(broker)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._front.run_broker, broker)
+                self._on_ready(broker)
+        finally:
+            self.is_free = broker.released

@@ -31,6 +31,12 @@ class Transact(Protocol):
     ) -> T: ...
 
 
+class Read(Protocol):
+    """A function that returns ``read(connection)``, without waiting for transactions."""
+
+    async def __call__(self, read: Callable[[Connection], T], /) -> T: ...
+
+
 async def step_by_step(transact: Transact, step: Callable[[Connection], bool]) -> None:
     """Repeat a step in short transactions, with pauses, until it returns False: nothing is left."""
     more = True

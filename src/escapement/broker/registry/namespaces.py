@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from escapement.broker.registry.bundle import Bundle
-from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.changes import Changes, Read
 from escapement.clock import Clock
 from escapement.durations import format as duration_text
 from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound, WrongBundle
@@ -81,7 +81,7 @@ class Namespaces:
         self._names[namespace.id] = full
         self._made += 1
 
-    async def refresh(self) -> None:
+    async def refresh(self, source: Read) -> None:
         """Read all namespaces again, because the broker of another bundle has changed one."""
 
         def read(connection: Connection) -> tuple[list[Namespace], list[int]]:
@@ -91,7 +91,7 @@ class Namespaces:
         made = -1
         while made != self._made:  # a change of this broker may have come after the reading
             made = self._made
-            namespaces, deleting = await self._changes.durably(read)
+            namespaces, deleting = await source(read)
         old = self._by_name
         self._by_name, self._names = {}, {}
         self.load(namespaces, deleting)

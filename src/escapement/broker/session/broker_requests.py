@@ -14,7 +14,10 @@ from escapement.protocol import commands as wire
 class BrokerRequests(RequestHandler):
     """The desk for requests about the broker itself: administration, heartbeat, and owners."""
 
-    def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
+    def __init__(
+        self, broker: Broker, outbound: Outbound, caller: Caller, tells_bundles: bool
+    ) -> None:
+        self._tells_bundles = tells_bundles  # whether lookups are answered with their number
         self._caller = caller
         self._admin = Admin(broker)
         self._directory = broker.directory
@@ -28,11 +31,12 @@ class BrokerRequests(RequestHandler):
     def _look_up(self, command: wire.Lookup) -> None:
         bundle_id = self._directory.bundle_of(full_name(command.topic))
         place = self._directory.owner_of(bundle_id)
-        self._outbound.send(wire.Owner(command.request_id, bundle_id, *place))
+        bundles = self._directory.count if self._tells_bundles else 1
+        self._outbound.send(wire.Owner(command.request_id, bundle_id, *place, bundles))
 
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
         # Not before the wait, which lasts as long as the peer does not read.
-        self._caller.check_command(command)
+        await self._caller.permit_command(command)
         result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

@@ -24,7 +24,12 @@ class Desks:
     """
 
     def __init__(
-        self, broker: Broker, outbound: Outbound, limits: BrokerLimits, caller: Caller
+        self,
+        broker: Broker,
+        outbound: Outbound,
+        limits: BrokerLimits,
+        caller: Caller,
+        tells_bundles: bool,
     ) -> None:
         self._caller = caller
         self._producers = Producers(broker, outbound, limits, caller)
@@ -34,7 +39,7 @@ class Desks:
             self._consumers,
             AmendmentRequests(broker, outbound),
             Reading(broker, outbound),
-            BrokerRequests(broker, outbound, caller),
+            BrokerRequests(broker, outbound, caller, tells_bundles),
         )
         self.at_once: dict[type[Command], AtOnce] = {}
         self.in_turn: dict[type[Command], Waiting] = {}
@@ -45,7 +50,7 @@ class Desks:
             self.aside |= desk.aside
         for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs]:
             if kind in self.at_once:
-                self.at_once[kind] = self._checked_at_once(self.at_once[kind])
+                self.in_turn[kind] = self._checked_in_turn(self.at_once.pop(kind))
             else:
                 self.aside[kind] = self._checked(self.aside[kind])
 
@@ -71,14 +76,14 @@ class Desks:
         """Return a function that checks the rights of the peer, and then carries a command out."""
 
         async def checked(command: Command) -> None:
-            self._caller.check_command(command)
+            await self._caller.permit_command(command)
             await carry_out(command)
 
         return checked
 
-    def _checked_at_once(self, carry_out: AtOnce) -> AtOnce:
-        def checked(command: Command) -> None:
-            self._caller.check_command(command)
+    def _checked_in_turn(self, carry_out: AtOnce) -> Waiting:
+        async def checked(command: Command) -> None:
+            await self._caller.permit_command(command)
             carry_out(command)
 
         return checked

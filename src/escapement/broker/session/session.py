@@ -30,9 +30,11 @@ from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
 from escapement.errors import (
     EscapementError,
+    OtherDatabase,
     ProtocolError,
     RemoteProtocolError,
     ShuttingDown,
+    StorageError,
     Unauthenticated,
     WrongBundle,
 )
@@ -40,13 +42,16 @@ from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
+    FEATURE_BUNDLES,
     FEATURE_MOVED,
     LIMIT_BATCH_BYTES,
     LIMIT_BATCH_MESSAGES,
     LIMIT_BUNDLE,
     LIMIT_BUNDLES,
     LIMIT_DELAY_MS,
+    LIMIT_EPOCH,
     LIMIT_FRAME_BYTES,
+    LIMIT_LOG,
     LIMIT_REPLACE_KEYS,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
@@ -200,7 +205,7 @@ class Session:
         except Unauthenticated as error:
             _log.info("connection.refused", "closing a connection: %s", error)
             self._outbound.last_words(error)
-        except (ShuttingDown, WrongBundle) as error:
+        except (OtherDatabase, ShuttingDown, StorageError, WrongBundle) as error:
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()
@@ -231,16 +236,18 @@ class Session:
         self._protocol.receive_data(await self._intake.read())
         for command in self._protocol.events():
             if isinstance(command, wire.Hello):
-                self._admit(command)
+                await self._admit(command)
                 return True
         return False
 
-    def _admit(self, hello: wire.Hello) -> None:
+    async def _admit(self, hello: wire.Hello) -> None:
         """Choose the broker of this connection, and welcome the peer.
 
         Raises:
           Unauthenticated: if the broker does not know the token of the peer.
+          StorageError: if it cannot look the token up.
           ShuttingDown: if the broker is stopping.
+          OtherDatabase: if the peer has used another database before.
           WrongBundle: if this process has no broker for the peer, which does not understand Moved.
         """
         self._understands_moved = hello.features.get(FEATURE_MOVED) == 1
@@ -254,10 +261,13 @@ class Session:
             return
         if not chosen.is_serving:
             raise ShuttingDown("the broker is stopping")
+        self._broker = chosen  # before the wait, so that the broker waits for this session
         caller = Caller(chosen.services.access, self._certificate_role)
-        caller.admit(hello.token)
-        self._broker, self._caller = chosen, caller
-        self._desks = Desks(chosen, self._outbound, self._limits, caller)
+        await caller.admit(hello.token)
+        chosen.check_open()
+        self._caller = caller
+        tells_bundles = hello.features.get(FEATURE_BUNDLES) == 1
+        self._desks = Desks(chosen, self._outbound, self._limits, caller, tells_bundles)
         chosen.services.access.watch(self._access_changed)
         limits = {
             LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
@@ -265,9 +275,11 @@ class Session:
             LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
             LIMIT_DELAY_MS: self._limits.max_delay_ms,
             LIMIT_REPLACE_KEYS: self._limits.replace_keys,
+            LIMIT_LOG: chosen.services.log_identity,
         }
         if chosen.directory.count > 1:
-            limits |= {LIMIT_BUNDLES: chosen.directory.count, LIMIT_BUNDLE: chosen.bundle_id}
+            limits[LIMIT_BUNDLES] = chosen.directory.count
+            limits |= {LIMIT_BUNDLE: chosen.bundle_id, LIMIT_EPOCH: chosen.epoch}
         identity = chosen.identity
         self._outbound.send(
             wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)

@@ -26,7 +26,7 @@ class Refused(EscapementError):
     code: ClassVar[str] = "forbidden"
 
 
-def caller_of(request: Request, access: Access) -> Caller:
+async def caller_of(request: Request, access: Access) -> Caller:
     """Return the sender of a request, with the rights of its token.
 
     A browser on this machine could send requests of a web site. So a request without a token must
@@ -50,7 +50,7 @@ def caller_of(request: Request, access: Access) -> Caller:
                 "the proxy would be a superuser; create a token with `escapement admin bootstrap`"
             )
     caller = Caller(access)
-    caller.admit(_bearer_token(request))
+    await caller.admit(_bearer_token(request))
     return caller
 
 

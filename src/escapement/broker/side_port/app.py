@@ -119,7 +119,7 @@ class SidePortApp:
 
     async def _openapi(self, request: Request) -> Response:
         with self._shown.use(self._shown.broker_for({})) as broker:
-            caller_of(request, broker.services.access)
+            await caller_of(request, broker.services.access)
         return JSONResponse(document())
 
     async def _carry_out(self, verb: str, request: Request) -> Response:
@@ -174,8 +174,8 @@ class SidePortApp:
         self, broker: Broker, verb: str, arguments: dict[str, Any], request: Request
     ) -> Plain:
         with self._shown.use(broker):
-            caller = caller_of(request, broker.services.access)
-            caller.check(needs_of_verb(verb, arguments))
+            caller = await caller_of(request, broker.services.access)
+            await caller.permit(needs_of_verb(verb, arguments))
             broker.check_open()
             return await Admin(broker).carry_out(verb, arguments, caller)
 

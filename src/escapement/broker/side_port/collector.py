@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -16,10 +16,17 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from escapement.broker.side_port.metrics import BUILD_INFO, METRICS, READY, Distribution
+from escapement.broker.side_port.metrics import (
+    BUILD_INFO,
+    MEMBER_METRICS,
+    METRICS,
+    READY,
+    Distribution,
+)
 from escapement.broker.side_port.metrics import Metric as BrokerMetric
-from escapement.broker.side_port.readings import Readings
+from escapement.broker.side_port.readings import BrokerReadings, Readings
 
+Of = TypeVar("Of")
 _TOTAL: Final = "_total"
 
 
@@ -35,24 +42,40 @@ class Rendered(Collector):
 
 
 def families_of(readings: Readings) -> Iterator[Metric]:
-    """Yield the metrics of all brokers of the process. Several bundles have a label each."""
+    """Yield the metrics of all brokers of the process. Several bundles have a label each.
+
+    A process without bundles has few metrics, and no label.
+    """
     yield GaugeMetricFamily(READY[0], READY[2], value=int(readings.ready))
     build = GaugeMetricFamily(BUILD_INFO[0], BUILD_INFO[2], labels=["version"])
     build.add_metric([readings.version], 1)
     yield build
+    if readings.member is not None:
+        yield from _families(MEMBER_METRICS, [], {(): readings.member})
     labels = ["bundle"] if readings.has_bundles else []
-    for metric in METRICS:
-        values: dict[tuple[str, ...], float | Distribution] = {
-            (str(bundle_id),) if labels else (): value
-            for bundle_id, broker in readings.brokers.items()
-            if (value := metric.value(broker)) is not None
+    found: dict[tuple[str, ...], BrokerReadings] = {
+        (str(bundle_id),) if labels else (): broker
+        for bundle_id, broker in readings.brokers.items()
+    }
+    yield from _families(METRICS, labels, found)
+
+
+def _families(
+    metrics: Iterable[BrokerMetric[Of]], labels: list[str], found: Mapping[tuple[str, ...], Of]
+) -> Iterator[Metric]:
+    """Yield metrics with their values for each combination of labels."""
+    for metric in metrics:
+        values = {
+            key: value for key, one in found.items() if (value := metric.value(one)) is not None
         }
         if values:
             yield _family(metric, labels, values)
 
 
 def _family(
-    metric: BrokerMetric, labels: list[str], values: Mapping[tuple[str, ...], float | Distribution]
+    metric: BrokerMetric[Any],
+    labels: list[str],
+    values: Mapping[tuple[str, ...], float | Distribution],
 ) -> Metric:
     """Return a metric with its value for each combination of labels."""
     if metric.kind == "histogram":

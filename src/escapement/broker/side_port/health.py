@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escapement.broker.broker import Broker
+from escapement.broker.membership import Membership
 from escapement.broker.side_port.shown import Shown
+from escapement.errors import StorageReadOnly
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a broker that has started."""
+    """The state of a broker that has started, or of a process without bundles."""
 
     stopping: bool
     lease_left_ms: int
@@ -26,19 +28,38 @@ def state_of(broker: Broker) -> State:
         lease_left_ms=broker.lease_left_ms,
         database=broker.services.pipeline.reported_state.name.lower().replace("_", "-"),
         commit_age_ms=broker.commit_age_ms,
-        # The lease is renewed three times in its duration, and each renewal is a commit.
-        commit_limit_ms=broker.config.limits.lease_ms * 2 // 3,
+        commit_limit_ms=_commit_limit_ms(broker.config.limits.lease_ms),
     )
+
+
+def state_of_member(membership: Membership) -> State:
+    """Return the state of a process without bundles. Its only commits are its renewals."""
+    is_read_only = isinstance(membership.outage, StorageReadOnly)
+    outage = "read-only" if is_read_only else "down"
+    return State(
+        stopping=membership.leaving,
+        lease_left_ms=membership.left_ms,
+        database="up" if membership.outage is None else outage,
+        commit_age_ms=membership.renewal_age_ms,
+        commit_limit_ms=_commit_limit_ms(membership.lease_ms),
+    )
+
+
+def _commit_limit_ms(lease_ms: int) -> int:
+    # The lease is renewed three times in its duration, and each renewal is a commit.
+    return lease_ms * 2 // 3
 
 
 def reasons_not_ready(shown: Shown) -> list[str]:
     """Return why the process is not ready, in words; an empty list if it is ready.
 
-    A process without bundles is ready: it takes over when another one dies.
+    A process without bundles is ready if it could take over when another one dies.
     """
     brokers = shown.brokers
-    if not brokers and not shown.is_member:
-        return ["no broker runs: it waits for the lease or loads the index"]
+    if not brokers:
+        if shown.membership is None:
+            return ["no broker runs: it waits for the lease or loads the index"]
+        return reasons_of(state_of_member(shown.membership))
     found = [(broker, reasons_of(state_of(broker))) for broker in brokers]
     if len(brokers) == 1:
         return found[0][1]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from escapement.broker.metering.totals import COMMIT_US, LATENESS_MS
-from escapement.broker.side_port.readings import BrokerReadings
+from escapement.broker.side_port.readings import BrokerReadings, MemberReadings
 from escapement.broker.upkeep.census import Census
 
+Readings = TypeVar("Readings", contravariant=True)
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -26,29 +27,31 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Generic[Readings]):
     """One metric; its value is None while it is not known."""
 
     name: str
     kind: Kind
     help: str
-    value: Callable[[BrokerReadings], float | Distribution | None]
+    value: Callable[[Readings], float | Distribution | None]
 
 
-def _messages(name: str, what: str) -> Metric:
+def _messages(name: str, what: str) -> Metric[BrokerReadings]:
     return Metric(
         f"escapement_messages_{name}_total", "counter", what, lambda at: getattr(at.totals, name)
     )
 
 
-def _counted(name: str, what: str, value: Callable[[Census, int], float | None]) -> Metric:
+def _counted(
+    name: str, what: str, value: Callable[[Census, int], float | None]
+) -> Metric[BrokerReadings]:
     def of(at: BrokerReadings) -> float | None:
         return None if at.census is None else value(at.census, at.now_ms)
 
     return Metric(f"escapement_{name}", "gauge", what, of)
 
 
-def _gauge(name: str, what: str, value: Callable[[BrokerReadings], float]) -> Metric:
+def _gauge(name: str, what: str, value: Callable[[Readings], float]) -> Metric[Readings]:
     return Metric(f"escapement_{name}", "gauge", what, value)
 
 
@@ -66,7 +69,25 @@ def _commits(at: BrokerReadings) -> Distribution:
     return Distribution(tuple(bound / 1e6 for bound in COMMIT_US), counts, total_us / 1e6)
 
 
-METRICS: Final = (
+_COMMIT_AGE: Final[Metric[MemberReadings]] = _gauge(
+    "commit_age_seconds",
+    "Time since the last group commit or renewal of the lease",
+    lambda at: at.commit_age_ms / 1e3,
+)
+_DATABASE_UP: Final[Metric[MemberReadings]] = _gauge(
+    "database_up",
+    "1 if the database accepts writes, else 0",
+    lambda at: int(at.database_up),
+)
+_LEASE_LEFT: Final[Metric[MemberReadings]] = _gauge(
+    "lease_left_seconds",
+    "Time until the lease expires if it is not renewed",
+    lambda at: at.lease_left_ms / 1e3,
+)
+
+# The metrics of a process that owns no bundle. A broker has them too.
+MEMBER_METRICS: Final = (_COMMIT_AGE, _DATABASE_UP, _LEASE_LEFT)
+METRICS: Final[tuple[Metric[BrokerReadings], ...]] = (
     _messages("published", "Messages stored in topics, dead letters and occurrences included"),
     _messages("delivered", "Deliveries of messages to consumers, the repeated ones included"),
     _messages("redelivered", "Deliveries of messages that had been delivered before"),
@@ -129,11 +150,7 @@ METRICS: Final = (
         "Time that a group commit took, retries included",
         _commits,
     ),
-    _gauge(
-        "commit_age_seconds",
-        "Time since the last group commit or renewal of the lease",
-        lambda at: at.commit_age_ms / 1e3,
-    ),
+    _COMMIT_AGE,
     _gauge(
         "commit_waiting_bytes",
         "Memory of publishes that wait for their commit",
@@ -144,16 +161,8 @@ METRICS: Final = (
         "Acknowledgements that wait for their commit",
         lambda at: at.waiting_acks,
     ),
-    _gauge(
-        "database_up",
-        "1 if the database accepts writes, else 0",
-        lambda at: int(at.database_up),
-    ),
-    _gauge(
-        "lease_left_seconds",
-        "Time until the lease expires if it is not renewed",
-        lambda at: at.lease_left_ms / 1e3,
-    ),
+    _DATABASE_UP,
+    _LEASE_LEFT,
     _gauge(
         "index_memory_bytes",
         "Memory of index entries that are in no segment yet",

@@ -6,24 +6,31 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from escapement.broker.broker import Broker
+from escapement.broker.membership import Membership
 from escapement.broker.metering.histogram import Buckets
 from escapement.broker.metering.totals import Totals
-from escapement.broker.side_port.health import reasons_not_ready
+from escapement.broker.side_port.health import reasons_not_ready, state_of_member
 from escapement.broker.side_port.shown import Shown
 from escapement.broker.upkeep.census import Census
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerReadings:
+class MemberReadings:
+    """The values of a process without bundles, which a broker has too."""
+
+    lease_left_ms: int
+    commit_age_ms: int
+    database_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReadings(MemberReadings):
     """The values of a broker that has started."""
 
     now_ms: int
     totals: Totals  # the counters themselves, to be read in the same step
     lateness_ms: Buckets
     commit_us: Buckets
-    lease_left_ms: int
-    commit_age_ms: int
-    database_up: bool
     index_memory_bytes: int
     index_disk_bytes: int
     index_segments: int
@@ -40,12 +47,14 @@ class Readings:
     """The values of the process.
 
     Attributes:
+      member: the values of the process; None if a broker has them, or none has started yet.
       brokers: the brokers that have started, by the ids of their bundles.
       has_bundles: whether the database has several bundles, so that the values need a label.
     """
 
     version: str
     ready: bool
+    member: MemberReadings | None
     brokers: dict[int, BrokerReadings]
     has_bundles: bool
 
@@ -56,9 +65,15 @@ def take_readings(shown: Shown) -> Readings:
     return Readings(
         version("escapement"),
         not reasons_not_ready(shown),
+        None if brokers or shown.membership is None else _member_readings(shown.membership),
         {broker.bundle_id: _broker_readings(shown, broker) for broker in brokers},
         any(broker.directory.count > 1 for broker in brokers),
     )
+
+
+def _member_readings(membership: Membership) -> MemberReadings:
+    state = state_of_member(membership)
+    return MemberReadings(state.lease_left_ms, state.commit_age_ms, state.database == "up")
 
 
 def _broker_readings(shown: Shown, broker: Broker) -> BrokerReadings:

@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from escapement.broker.broker import Broker
+from escapement.broker.membership import Membership
 from escapement.broker.upkeep.census import Census, CensusTaker
 from escapement.errors import Busy, InvalidRequest, ShuttingDown, WrongBundle
 from escapement.names import TopicName
@@ -24,12 +25,13 @@ class Shown:
     """The brokers of the process that have started, and the number of their connections.
 
     Attributes:
-      is_member: whether the process has started, and may own bundles. It need not own one.
+      membership: the membership of a process that has started, and may own bundles. It need not
+        own one. None before.
       connections: returns the number of connections of a broker.
     """
 
     def __init__(self) -> None:
-        self.is_member = False
+        self.membership: Membership | None = None
         self.connections: Callable[[Broker], int] = lambda broker: 0
         self._brokers: dict[int, Broker] = {}  # by bundle
         self._census_takers: dict[int, CensusTaker] = {}

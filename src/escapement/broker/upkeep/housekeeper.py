@@ -22,11 +22,13 @@ from escapement.clock import Clock
 from escapement.errors import MissingRight, StorageUnavailable
 from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
+from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog import producers
 from escapement.storage.cleanup import freeing, sqlite_vacuum
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.inbox import job, staged_batch
 from escapement.storage.lease import Lease
+from escapement.storage.log import table_sets
 from escapement.storage.log.generation import Generation, should_roll
 from escapement.storage.log.log import Log
 from escapement.storage.state import lag_table
@@ -42,6 +44,8 @@ PRODUCER_IDLE_MS: Final = 7 * 86_400_000
 _PURGE_MS: Final = 60_000
 # How often to look for idle producers, finished bulk jobs and old lag statistics to delete.
 _FORGETTING_MS: Final = 3_600_000
+# How often to count the free table sets.
+_COUNT_SETS_MS: Final = 3_600_000
 
 
 class Housekeeper:
@@ -78,6 +82,7 @@ class Housekeeper:
         # When this work is due, by the monotonic clock: setting the wall clock back delays nothing.
         self._purge_at_ms = clock.lease_ms()
         self._forget_at_ms = clock.lease_ms() + _FORGETTING_MS
+        self._count_sets_at_ms = clock.lease_ms()
 
     async def run(self) -> None:
         """Do the work that is due, at each interval, forever."""
@@ -95,6 +100,10 @@ class Housekeeper:
             self._purge_at_ms = passed_ms + _PURGE_MS
             if self._serves_all:
                 await self._step_by_step(partial(staged_batch.purge_step, self._engine.dialect))
+        if self._serves_all and passed_ms >= self._count_sets_at_ms:
+            self._count_sets_at_ms = passed_ms + _COUNT_SETS_MS
+            if self._log.current.table_set:
+                await self._run(self._count_sets)
         # Read the list of generations in each step: one may be retired and dropped between two
         # steps.
         await self._step_by_step(
@@ -168,6 +177,23 @@ class Housekeeper:
     ) -> tuple[Generation, list[Generation]]:
         with closing(self._engine.connect()) as connection:
             return self._log.prepare(self._engine, connection, self._lease, parallelism, now_ms)
+
+    def _count_sets(self) -> None:
+        """Log a warning if few table sets are free. Blocking."""
+        with closing(self._engine.connect()) as connection:
+            free = table_sets.count_free(connection, self._parallelism)
+            wanted = table_sets.wanted_free(connection, bundle_count(connection))
+        if free < wanted:
+            _log.warning(
+                "log.few_table_sets",
+                "%d table sets are free, and %d should be, for the next generations of the log. An"
+                " account that may create tables makes more with: %s",
+                free,
+                wanted,
+                table_sets.command(self._parallelism),
+                free=free,
+                wanted=wanted,
+            )
 
     async def _step_by_step(self, step: Callable[[Connection], bool]) -> None:
         await step_by_step(self._transact, step)

@@ -53,7 +53,9 @@ def bootstrap(data: Path, role: str) -> None:
             if time.monotonic() > deadline_s:
                 raise StorageError(
                     f"The broker did not take {path} within {_TIMEOUT_S:g} s. Its log on stderr "
-                    f"says why. Delete the file {FILE_NAME} and try again."
+                    "says why. If several brokers share the database, only the owner of bundle 0 "
+                    "takes requests: `escapement admin cluster status` shows which one it is. "
+                    f"Delete the file {FILE_NAME}, and try again with that broker's directory."
                 )
             time.sleep(_POLL_S)
         state = "is valid now"

@@ -135,3 +135,5 @@ def _print_count(answer: dict[str, Any]) -> None:
         f"The database has {counted(answer['bundles'], 'bundle')}; it had {answer['before']}."
         " Existing topics stay where they are."
     )
+    if answer["warning"]:
+        click.echo(f"Warning: {answer['warning']}", err=True)

@@ -32,8 +32,9 @@ _log = _option(
 )
 _file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _MIB: Final = 1 << 20
-# The state of one moment, although the broker goes on, with rows of up to 16 MiB.
-_DUMP: Final = "--single-transaction --no-tablespaces --max-allowed-packet=64M"
+# The state of one moment, although the broker goes on, with rows of up to 16 MiB. Neither the dump
+# nor its restoration needs the right LOCK TABLES.
+_DUMP: Final = "--single-transaction --no-tablespaces --skip-add-locks --max-allowed-packet=64M"
 # The leases end at once. Messages that the original broker has delivered since are marked.
 _RELEASE: Final = (
     'UPDATE leases SET clean = 0, expires_at_ms = 0, connection_ids = "";'
@@ -61,8 +62,8 @@ def backup(file: Path, data: Path, url: str | None) -> None:
     """
     if url is not None:
         _use_instead(
-            f"mariadb-dump {_where(url)} {_DUMP} --result-file={shlex.quote(str(file))}"
-            f" {_database(url)}"
+            f"mariadb-dump {_where(url)} {_DUMP} {_without_views(url)}"
+            f" --result-file={shlex.quote(str(file))} {_database(url)}"
         )
     from escapement.storage.snapshot import take
 
@@ -124,6 +125,19 @@ def _where(url: str) -> str:
         options["ssl-ca"] = address.ssl_ca
     words = [shlex.quote(f"--{key}={value}") for key, value in options.items()]
     return " ".join([*words, "--password"] if address.password else words)
+
+
+def _without_views(url: str) -> str:
+    """Return the options that leave out the views, for which a dump needs the right SHOW VIEW.
+
+    `escapement migrate` creates them again, and so does a broker that may.
+    """
+    from escapement.storage.catalog.views import definitions
+    from escapement.storage.engine.address import MysqlAddress
+
+    database = MysqlAddress.parse(url).database
+    options = (f"--ignore-table={database}.{view}" for view in sorted(definitions("mysql")))
+    return " ".join(map(shlex.quote, options))
 
 
 def _database(url: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from escapement.broker.config import DEFAULT_PARALLELISM
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.cli.input.configuration import ConfiguredCommand, config_warnings, settings_of
 from escapement.cli.input.options import output_option
@@ -21,6 +22,7 @@ from escapement.doctor.machine import check_machine
 from escapement.doctor.rights import Purpose
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import OLDEST_SQLITE
+from escapement.storage.log.table_sets import Plan
 
 
 def _doctor(
@@ -30,6 +32,8 @@ def _doctor(
     outbox_urls: tuple[str, ...],
     table_urls: tuple[str, ...],
     binary_logs: bool,
+    table_parallelism: int | None,
+    bundles: int | None,
     **_: Any,
 ) -> None:
     """Check the machine, the data directory and the databases of a broker.
@@ -44,9 +48,10 @@ def _doctor(
     databases: list[tuple[Purpose, str]] = [("log", log_url)] if log_url is not None else []
     databases += [("outbox", url) for url in dict.fromkeys(outbox_urls)]
     databases += [("tables", url) for url in dict.fromkeys(table_urls)]
+    plan = Plan(table_parallelism or DEFAULT_PARALLELISM, bundle_count=bundles or 1)
     for purpose, url in databases:
         address = MysqlAddress.parse(url)
-        findings += check_database(address, purpose, binlog=binary_logs)
+        findings += check_database(address, purpose, plan, binlog=binary_logs)
     ctx.exit(print_findings(findings, output))
 
 

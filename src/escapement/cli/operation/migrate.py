@@ -10,12 +10,12 @@ import click
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM
 from escapement.cli.input.database_urls import database_url_option
 from escapement.cli.output.table import counted
+from escapement.storage.bundles import MAX_BUNDLES
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql.engine import SQL_MODE, MysqlEngine
+from escapement.storage.log.table_sets import Plan
 from escapement.storage.upgrade import upgrade
 
-# A generation has about a day of messages. So these last for two weeks of retention.
-_DEFAULT_SETS: Final = 16
 # More tables than a server should have for one log.
 _MOST_SETS: Final = 1_000
 # The beginnings of statements that people need not read: they only record the others.
@@ -27,6 +27,7 @@ _OBJECT: Final = re.compile(r"(CREATE|ALTER|DROP)\b.*?\b(TABLE|VIEW) (?:IF (?:NO
     epilog="""\b
     Examples:
       ESCAPEMENT_LOG=mysql://admin:secret@db:3306/escapement escapement migrate
+      escapement migrate --bundles 16
       escapement migrate --table-sets 40 --table-parallelism 8
       escapement migrate --dry-run
     """,
@@ -37,9 +38,13 @@ _OBJECT: Final = re.compile(r"(CREATE|ALTER|DROP)\b.*?\b(TABLE|VIEW) (?:IF (?:NO
 @click.option(
     "--table-sets",
     type=click.IntRange(0, _MOST_SETS),
-    default=_DEFAULT_SETS,
-    show_default=True,
-    help="Sets of tables for the log; the log has about one for each day that it keeps.",
+    help="Sets of tables for the log. A bundle has about one for each day that it keeps.  [default:"
+    " 16, and enough that two are free for each bundle]",
+)
+@click.option(
+    "--bundles",
+    type=click.IntRange(1, MAX_BUNDLES),
+    help="Create enough sets for this number of bundles, before you add them.",
 )
 @click.option(
     "--table-parallelism",
@@ -49,7 +54,13 @@ _OBJECT: Final = re.compile(r"(CREATE|ALTER|DROP)\b.*?\b(TABLE|VIEW) (?:IF (?:NO
     help="Tables in each set; at least the --table-parallelism of the broker.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the SQL, and change nothing.")
-def migrate(log_url: str | None, table_sets: int, table_parallelism: int, dry_run: bool) -> None:
+def migrate(
+    log_url: str | None,
+    table_sets: int | None,
+    bundles: int | None,
+    table_parallelism: int,
+    dry_run: bool,
+) -> None:
     """Create or upgrade the tables of a broker in MySQL.
 
     The broker then needs only SELECT, INSERT, UPDATE and DELETE. A broker may run meanwhile. If
@@ -57,6 +68,9 @@ def migrate(log_url: str | None, table_sets: int, table_parallelism: int, dry_ru
     """
     if log_url is None:
         raise click.UsageError("Give --log, or set ESCAPEMENT_LOG: the URL of the log in MySQL.")
+    if table_sets is not None and bundles is not None:
+        raise click.UsageError("Give --table-sets or --bundles, not both.")
+    plan = Plan(table_parallelism, table_sets, bundles or 1)
     engine = MysqlEngine(MysqlAddress.parse(log_url), creates=not dry_run)
     ran: list[str] = []
 
@@ -71,7 +85,7 @@ def migrate(log_url: str | None, table_sets: int, table_parallelism: int, dry_ru
 
     if not dry_run:
         engine.check_fitness()
-    upgrade(engine, table_sets, table_parallelism, done, dry_run=dry_run)
+    upgrade(engine, plan, done, dry_run=dry_run)
     if not dry_run:
         changes = counted(len(ran), "statement")
         click.echo(f"{changes} run." if ran else "The tables are up to date.")

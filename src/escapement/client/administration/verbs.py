@@ -32,6 +32,10 @@ SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
 ANYWHERE: Final = "cluster"
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
+# The verb that deletes what a namespace has in all bundles.
+DELETION: Final = "namespaces.delete"
+# A lookup needs a topic, which need not exist.
+_ANY_TOPIC: Final = "any"
 # The first words of verbs about the messages of a topic, or the dead letters that came from it. The
 # broker of the topic knows which dead-letter topic has these, and names its bundle.
 FOLLOWED: Final = ("dlq", "bulk")
@@ -47,6 +51,8 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         that is not sent again.
       EscapementError: if a broker refuses.
     """
+    if str(verb) in {*MERGED, *SOUGHT, DELETION}:
+        await _learn_count(lines)
     if lines.count == 1:
         try:
             return await _of_bundle(lines, _SHARED, verb, arguments)
@@ -57,7 +63,7 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         return await _of_all(lines, verb, arguments, MERGED[verb])
     if verb in SOUGHT:
         return await _sought(lines, verb, arguments)
-    if verb == "namespaces.delete" and (arguments.get("force") or arguments.get("dry_run")):
+    if verb == DELETION and (arguments.get("force") or arguments.get("dry_run")):
         return await _delete_namespace(lines, verb, arguments)
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
@@ -73,6 +79,15 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
         (bundle,) = await lines.bundles_of([lies_in if isinstance(lies_in, str) else topic])
         return result_of(await ask_onward(lines, bundle, make, may_ask_twice(verb)))
     return result_of(await ask_again(lines, topic, make, may_ask_twice(verb)))
+
+
+async def _learn_count(lines: Lines) -> None:
+    """Ask for the number of bundles: some may have been added, and no other answer tells it."""
+    make = partial(wire.Lookup, topic=_ANY_TOPIC)
+    if lines.count == 1:
+        await ask_bundle(lines, _SHARED, make)
+    else:
+        await lines.look_up([_ANY_TOPIC])
 
 
 async def _of_bundle(lines: Lines, bundle: int, verb: str, arguments: Mapping[str, Any]) -> Any:

@@ -30,7 +30,13 @@ from escapement.client.connection.retry import Retry
 from escapement.client.connection.route import Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, Unauthenticated, WrongBundle
+from escapement.errors import (
+    Disconnected,
+    EscapementError,
+    OtherDatabase,
+    Unauthenticated,
+    WrongBundle,
+)
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -98,6 +104,7 @@ class Line:
         self.closed: EscapementError | None = None
         self._route = route
         self._token_source = token_source
+        self._scope: anyio.CancelScope | None = None  # of ``run``
         self._linked = Promise()  # settles when the next link is up
         self._refusal: EscapementError | None = None  # of the last attempt to reconnect
         self._attachments: dict[int, Attachment] = {}
@@ -208,7 +215,9 @@ class Line:
             finally:
                 self._answers.pop(number, None)  # an answer that arrives later is ignored
         if not answers and self.link is None:
-            raise Disconnected(f"gave up after {timeout_s:g} s: {self.unreachable()}")
+            reason = self.unreachable()
+            kind = type(reason) if isinstance(reason, Disconnected) else Disconnected
+            raise kind(f"gave up after {timeout_s:g} s: {reason}")
         if not answers:
             raise Disconnected(
                 f"the broker did not answer within {timeout_s:g} s. The request may still take"
@@ -220,17 +229,28 @@ class Line:
 
     # -- connecting and closing ----------------------------------------------------
 
+    async def run(self, link: Link | None) -> None:
+        """Keep a link up and run the pump, until the line is closed.
+
+        Args:
+          link: the link that is up; None to connect first.
+        """
+        with anyio.CancelScope() as self._scope:
+            if self.closed is not None:
+                self._scope.cancel()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._pump)
+                await self._keep(link)
+
     async def connect(self) -> Link:
         """Open a new link in one attempt. Raises the errors of ``Route.open``."""
         return await self._route.open(self._token_source.read())
 
-    async def keep(self, link: Link | None) -> None:
+    async def _keep(self, link: Link | None) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled.
 
-        It also ends, and closes the line for good, if the broker refuses the client's token.
-
-        Args:
-          link: the link that is up; None to connect first.
+        It also ends, and closes the line for good, if the broker refuses the client's token, or if
+        only brokers of another database answer.
         """
         pause_s = 0.0
         while True:
@@ -246,12 +266,14 @@ class Line:
                 pause_s = self._retry.next_s(anyio.current_time())
             try:
                 link = await self._reconnect(pause_s)
-            except Unauthenticated as error:
+            except (OtherDatabase, Unauthenticated) as error:
                 self.close(error)
                 return
             self.up(link)
 
     async def _reconnect(self, pause_s: float) -> Link:
+        # Until then, brokers of the right database that do not answer have time to come back.
+        until_s = anyio.current_time() + self.settings.request_timeout_s
         while True:
             await anyio.sleep(pause_s)
             try:
@@ -263,11 +285,15 @@ class Line:
                     return await self._route.open(token)
                 except Unauthenticated:
                     raise
+                except OtherDatabase as error:
+                    if self._route.misled or anyio.current_time() >= until_s:
+                        raise
+                    self._refusal = error
                 except EscapementError as error:
                     self._refusal = error  # callers that wait for a link have their own timeouts
             pause_s = self._retry.next_s(anyio.current_time())
 
-    async def pump(self) -> None:
+    async def _pump(self) -> None:
         """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled.
 
         Each turn ends with one write of all commands that were sent since the last one.
@@ -314,6 +340,8 @@ class Line:
             attachment._failed(error)
         self._attachments.clear()
         self._linked.settle()
+        if self._scope is not None:
+            self._scope.cancel()
 
     def up(self, link: Link) -> None:
         """Make ``link`` the current link, and let all attachments begin to use it."""

@@ -22,10 +22,10 @@ from escapement.client.connection.link import Link
 from escapement.client.connection.places import Places
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
-from escapement.client.connection.route import Dial, NoOwner, Route
+from escapement.client.connection.route import Dial, Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError
+from escapement.errors import Disconnected, EscapementError, NoOwner
 from escapement.names import full_name
 from escapement.protocol import commands as wire
 
@@ -70,6 +70,7 @@ class Lines:
         self._ids = count(1)
         self._tasks: TaskGroup | None = None
         self._bundles: dict[str, int] = {}  # of topics, by full name
+        self._connecting = anyio.Lock()  # held by the lookup that connects to any broker
         self.first = self._make(None)
         self._lines: dict[int, Line] = {}
 
@@ -111,7 +112,7 @@ class Lines:
             line = self._lines[bundle] = self._make(bundle)
             line.closed = self.closed
             if self._tasks is not None and self.closed is None:
-                self._run(self._tasks, line, None)
+                self._tasks.start_soon(line.run, None)
         return line
 
     async def bundles_of(self, topics: Sequence[str]) -> list[int]:
@@ -120,7 +121,7 @@ class Lines:
         found = {name: self._bundles[name] for name in names if name in self._bundles}
         missing = [name for name in dict.fromkeys(names) if name not in found]
         if missing:
-            found |= zip(missing, await self._look_up(missing), strict=True)
+            found |= zip(missing, await self.look_up(missing), strict=True)
         return [found[name] for name in names]
 
     def note_bundle(self, topic: str, bundle: int) -> None:
@@ -131,20 +132,54 @@ class Lines:
         if len(self._bundles) > MOST_TOPICS:
             del self._bundles[next(iter(self._bundles))]
 
-    async def _look_up(self, names: list[str]) -> list[int]:
-        """Ask a broker for the bundles of topics, all together, until it answers."""
+    async def look_up(self, names: list[str]) -> list[int]:
+        """Ask a broker for the bundles of topics, all together, until it answers.
+
+        The answer also tells how many bundles there are.
+        """
         deadline_s = anyio.current_time() + self.settings.request_timeout_s
+        retry = Retry(self.settings.reconnect_first_s, self.settings.reconnect_longest_s)
         while True:
-            line = next((line for line in self if line.link is not None), self.first)
             try:
-                owners = await _ask_all(line, names, deadline_s)
-            except Disconnected:
-                if self.closed is not None or anyio.current_time() >= deadline_s:
+                owners = await self._ask_any(names, deadline_s)
+            except EscapementError as error:
+                again_s = anyio.current_time() + retry.next_s(anyio.current_time())
+                if self.closed is not None or again_s >= deadline_s or not error.retryable:
                     raise
-                continue
-            for name, owner in zip(names, owners, strict=True):
-                self.note_bundle(name, owner.bundle)
-            return [owner.bundle for owner in owners]
+            else:
+                for name, owner in zip(names, owners, strict=True):
+                    self.note_bundle(name, owner.bundle)
+                return [owner.bundle for owner in owners]
+            await anyio.sleep_until(again_s)
+
+    async def _ask_any(self, names: list[str], until_s: float) -> list[wire.Owner]:
+        """Look up topics at a broker with a link; if none has one, at any that answers."""
+        async with self._connecting:
+            if (line := self._linked()) is None:
+                return await self._ask_other(names, until_s)
+        return await _ask_all(line, names, until_s)
+
+    async def _ask_other(self, names: list[str], until_s: float) -> list[wire.Owner]:
+        """Look up topics through a connection of its own, to the first broker that answers."""
+        if self.closed is not None:
+            raise copy(self.closed)
+        assert self._tasks is not None, "a lookup before the first connection"
+        line = self._make(None)
+        with anyio.CancelScope(deadline=until_s) as scope:
+            link = await line.connect()
+        if scope.cancelled_caught:
+            raise Disconnected("no broker answered in time")
+        line.up(link)
+        self._tasks.start_soon(line.run, link)
+        try:
+            return await _ask_all(line, names, until_s)
+        finally:
+            assert line.bundle is not None
+            self.of_bundle(line.bundle)  # begins to connect, for later lookups
+            line.close(Disconnected("the lookup has ended"))
+
+    def _linked(self) -> Line | None:
+        return next((line for line in self if line.link is not None), None)
 
     # -- connecting and closing --------------------------------------------------------
 
@@ -170,7 +205,7 @@ class Lines:
         self._lines[self.first.bundle] = self.first
         self._tasks = tasks
         self.first.up(link)
-        self._run(tasks, self.first, link)
+        tasks.start_soon(self.first.run, link)
 
     async def drain(self) -> None:
         """Wait until the brokers have answered all publishes and acks of all attachments."""
@@ -193,10 +228,6 @@ class Lines:
         return Line(
             route, self.settings, self._token_source, self.tracer, self._ids, self.of_bundle
         )
-
-    def _run(self, tasks: TaskGroup, line: Line, link: Link | None) -> None:
-        tasks.start_soon(line.keep, link)
-        tasks.start_soon(line.pump)
 
 
 async def _ask_all(line: Line, names: list[str], until_s: float) -> list[wire.Owner]:

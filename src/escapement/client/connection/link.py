@@ -99,7 +99,7 @@ class Link:
         client: str,
         timeout_s: float,
         token: str = "",
-        features: Mapping[str, int] | None = None,
+        features: Mapping[str, int | bytes] | None = None,
     ) -> Link | Moved:
         """Connect to the broker, do the handshake, and return the link.
 
@@ -196,6 +196,11 @@ class Link:
         self.error = self.error or error
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
+
+    async def discard(self) -> None:
+        """Close the connection of a link that was never run."""
+        with anyio.CancelScope(shield=True):
+            await self._stream.aclose()
 
     async def written(self) -> None:
         """Flush, and wait until all queued commands are written, or the link has ended."""

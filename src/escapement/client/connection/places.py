@@ -2,17 +2,32 @@
 
 A *bundle* is a set of topics with one owner. Most databases have a single bundle. Owners change:
 the epoch of a bundle grows with each new owner, so news with a lower epoch are stale and ignored.
+
+The exception is a *doubted* place. If no known address leads to the owner of a bundle, the client
+may remember a wrong one: for example, the database was restored from a dump and has lower epochs.
+So the client then believes the next news, whatever their epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from escapement.client.connection.address import Address
-from escapement.errors import InvalidRequest
+from escapement.errors import InvalidRequest, OtherDatabase
 from escapement.protocol.commands import Moved, Owner
-from escapement.protocol.limits import LIMIT_BUNDLE, LIMIT_BUNDLES, MAX_BUNDLE
+from escapement.protocol.limits import (
+    LIMIT_BUNDLE,
+    LIMIT_BUNDLES,
+    LIMIT_EPOCH,
+    LIMIT_LOG,
+    MAX_BUNDLE,
+)
+
+# The epoch of a place that is not known, or is doubted. All news have a higher one.
+_NO_EPOCH: Final = -1
+# The addresses of other databases that a client remembers, to log each once.
+_MOST_ELSEWHERE: Final = 1000
 
 
 class _Place(NamedTuple):
@@ -30,20 +45,50 @@ class Places:
 
     Attributes:
       count: the number of bundles, as far as it is known.
+      log: the id of the log of the first broker that told it; None until then.
     """
 
     def __init__(self, given: Sequence[Address]) -> None:
         assert given, "a client needs an address"
         self.given = tuple(given)
         self.count = 1
+        self.log: bytes | None = None
+        self._log_at: Address | None = None  # the address of the broker that told the log
+        self._elsewhere: set[Address] = set()  # at which brokers have another log
         # By bundle. The protocol bounds the ids of bundles.
         self._owners: dict[int, _Place] = {}
 
-    def welcomed(self, limits: Mapping[str, Any]) -> int:
-        """Note the number of bundles from a Welcome. Return the bundle of the connection."""
+    def welcomed(self, limits: Mapping[str, Any], at: Address) -> bool:
+        """Note the log, the number of bundles and an owner from a Welcome.
+
+        Args:
+          limits: the limits in Welcome.
+          at: the address of the broker.
+
+        Returns:
+          False if an earlier broker told another log. Then nothing is noted.
+        """
+        log = limits.get(LIMIT_LOG)  # a broker of the version before tells none
+        if type(log) is bytes:
+            if self.log is None:
+                self.log, self._log_at = log, at
+            if log != self.log:
+                return False
         self._note_count(limits.get(LIMIT_BUNDLES, 1))
-        bundle = limits.get(LIMIT_BUNDLE, 0)
-        return bundle if type(bundle) is int and 0 <= bundle <= MAX_BUNDLE else 0
+        epoch = limits.get(LIMIT_EPOCH)
+        if type(epoch) is int and epoch >= 0:
+            self._note_owner(bundle_in(limits), epoch, at)
+        return True
+
+    def other_database(self, at: Address) -> tuple[OtherDatabase, bool]:
+        """Return the error for a broker with another log, and whether it is the first at ``at``."""
+        is_new = at not in self._elsewhere
+        if len(self._elsewhere) < _MOST_ELSEWHERE:
+            self._elsewhere.add(at)
+        return OtherDatabase(
+            f"The broker at {at} uses another database than the one at {self._log_at}. Connect only"
+            " to addresses of brokers on one database."
+        ), is_new
 
     def learn(self, news: Moved | Owner) -> bool:
         """Note the owner of a bundle. Return whether its address is worth another attempt.
@@ -52,13 +97,16 @@ class Places:
         earlier news are stale, and change nothing. Of news with the same epoch the latest count,
         because a broker that hands a bundle over tells who the next owner will probably be.
         """
-        self._note_count(news.bundle + 1)
-        before = self._owners.get(news.bundle, _Place(-1, None))
-        address = self._parsed(news.address)
-        if news.epoch < before.epoch or (news.epoch == before.epoch and address is None):
-            return False
-        self._owners[news.bundle] = _Place(news.epoch, address)
-        return address is not None and (news.epoch > before.epoch or before.address is None)
+        self._note_count(news.bundles if isinstance(news, Owner) else news.bundle + 1)
+        return self._note_owner(news.bundle, news.epoch, self._parsed(news.address))
+
+    def doubt(self, bundle: int) -> None:
+        """Believe the next news about a bundle, because no address led to its owner.
+
+        The address of the place stays known, until news name another one.
+        """
+        if bundle in self._owners:
+            self._owners[bundle] = self._owners[bundle]._replace(epoch=_NO_EPOCH)
 
     def candidates(self, bundle: int | None, last: Address | None) -> Iterator[Address]:
         """Yield all addresses at which the broker of a bundle may be, the likeliest first.
@@ -72,6 +120,14 @@ class Places:
             likely.insert(0, self._owners[bundle].address)
         return (address for address in dict.fromkeys(likely) if address is not None)
 
+    def _note_owner(self, bundle: int, epoch: int, address: Address | None) -> bool:
+        before = self._owners.get(bundle, _Place(_NO_EPOCH, None))
+        if epoch < before.epoch or (epoch == before.epoch and address is None):
+            return False
+        kept = before.address if before.epoch == _NO_EPOCH else None
+        self._owners[bundle] = _Place(epoch, address or kept)
+        return address is not None and (epoch > before.epoch or before.address is None)
+
     def _note_count(self, count: Any) -> None:
         if type(count) is int and self.count < count <= MAX_BUNDLE + 1:
             self.count = count
@@ -82,3 +138,9 @@ class Places:
             return self.given[0].beside(text) if text else None
         except InvalidRequest:
             return None
+
+
+def bundle_in(limits: Mapping[str, Any]) -> int:
+    """Return the bundle of a connection, by the limits in its Welcome."""
+    bundle = limits.get(LIMIT_BUNDLE, 0)
+    return bundle if type(bundle) is int and 0 <= bundle <= MAX_BUNDLE else 0

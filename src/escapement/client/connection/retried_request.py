@@ -1,4 +1,4 @@
-"""Requests that are sent again if the connection is lost before the answer arrives.
+"""Requests that are sent again if the connection, or the lease of the broker, is lost meanwhile.
 
 A request with a long column of offsets or digests is sent in parts, so that the broker serves
 other clients between the parts. A *verb* is the name of an administrative request, such as
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from escapement.client.connection.line import Line
 from escapement.client.connection.lines import Lines
 from escapement.client.connection.retry import Retry
-from escapement.errors import Disconnected, ShuttingDown, WrongBundle
+from escapement.errors import Disconnected, LeaseLost, ShuttingDown, WrongBundle
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -50,7 +50,8 @@ async def ask_again(
     Args:
       topic: the name of the topic.
       make: creates the command for a request id.
-      twice: whether the request may take effect twice, so that it is sent again after a reconnect.
+      twice: whether the request may take effect twice, so that it is sent again after a reconnect,
+        and if the broker has lost its lease.
 
     Raises:
       Disconnected: if no answer arrives within ``request_timeout_s``, or the application has
@@ -121,6 +122,10 @@ async def _ask(
         except ShuttingDown:
             # With several bundles, another broker may take over soon.
             if lines.count == 1 or _is_over(lines, deadline_s):
+                raise
+        except LeaseLost:
+            # The broker ends, and the next owner may be found after a reconnect.
+            if not twice or _is_over(lines, deadline_s):
                 raise
         await anyio.sleep(retry.next_s(anyio.current_time()))
 

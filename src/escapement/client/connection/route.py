@@ -8,24 +8,32 @@ from typing import Final
 
 from escapement.client.connection.address import Address
 from escapement.client.connection.link import Link, Stream
-from escapement.client.connection.places import Places
+from escapement.client.connection.places import Places, bundle_in
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, Unauthenticated
+from escapement.errors import (
+    Disconnected,
+    EscapementError,
+    NoOwner,
+    OtherDatabase,
+    Unauthenticated,
+)
+from escapement.event_log import EventLog
 from escapement.protocol.commands import Moved, Owner
-from escapement.protocol.limits import FEATURE_BUNDLE, FEATURE_MOVED
+from escapement.protocol.limits import (
+    FEATURE_BUNDLE,
+    FEATURE_BUNDLES,
+    FEATURE_LOG,
+    FEATURE_MOVED,
+)
+
+_log = EventLog(__name__)
 
 # Opens a byte stream to an address.
 Dial = Callable[[Address], Awaitable[Stream]]
 
-# How often one search follows news about the owner. Each has a higher epoch, or adds an address.
+# How often one search tries an address again. Each time, news have a higher epoch, or an address
+# where none was known.
 _MOST_MOVES: Final = 8
-
-
-class NoOwner(Disconnected):
-    """Raised when brokers answer, and none of them serves the bundle at the moment.
-
-    A bundle has no owner while it moves, and until the lease of a dead broker has expired.
-    """
 
 
 class Route:
@@ -34,8 +42,11 @@ class Route:
     Args:
       places: the addresses and owners, which all routes of a client share.
       name: the name of the client.
-      bundle: the bundle; None for that of the first broker that answers.
+      bundle: the bundle; None for that of the first broker that welcomes the client.
       described: what errors call the address; None for the address itself.
+
+    Attributes:
+      misled: whether each address that was tried last has a broker of another database.
     """
 
     def __init__(
@@ -48,6 +59,7 @@ class Route:
         described: str | None = None,
     ) -> None:
         self.bundle = bundle
+        self.misled = False
         self._dial = dial
         self._places = places
         self._name = name
@@ -62,13 +74,19 @@ class Route:
     async def open(self, token: str) -> Link:
         """Open a link: try each known address once, and what their brokers name.
 
+        After a failed attempt, the next one believes brokers that name lower epochs.
+
         Raises:
           Unauthenticated: if a broker refuses the token. No other is tried.
           NoOwner: if a broker answers, and no broker serves the bundle at the moment.
+          OtherDatabase: if no attempt succeeds, and at an address from the application is a broker
+            of another database.
           EscapementError: if no attempt succeeds; see ``Link.open``.
         """
         tried: set[Address] = set()
+        others: dict[Address, OtherDatabase] = {}
         errors: dict[str, EscapementError] = {}
+        named = set() if self.bundle is None else {self.bundle}
         moves, answered = 0, False
         while (address := self._next(tried)) is not None:
             tried.add(address)
@@ -76,12 +94,13 @@ class Route:
                 found = await self._attempt(address, token)
             except Unauthenticated:
                 raise
+            except OtherDatabase as error:
+                others[address] = error
+                continue
             except EscapementError as error:
                 errors[str(error)] = error
                 continue
             if isinstance(found, Link):
-                bundle = self._places.welcomed(found.welcome.limits)
-                self.bundle = bundle if self.bundle is None else self.bundle
                 self._last = address
                 return found
             answered = True
@@ -90,8 +109,14 @@ class Route:
             if self._places.learn(found) and moves < _MOST_MOVES:
                 moves += 1
                 tried.discard(next(self._places.candidates(found.bundle, None)))
-            if self.bundle is None:
-                self.bundle = found.bundle
+            named.add(found.bundle)
+        for bundle in named:
+            self._places.doubt(bundle)
+        self.misled = not errors
+        for address in self._places.given:
+            if address in others:
+                raise others[address]
+        errors |= {str(error): error for error in others.values()}
         reason = _one_of(errors)
         raise NoOwner(str(reason)) if answered and isinstance(reason, Disconnected) else reason
 
@@ -100,17 +125,35 @@ class Route:
         return next((address for address in candidates if address not in tried), None)
 
     async def _attempt(self, address: Address, token: str) -> Link | Moved:
-        features = {FEATURE_MOVED: 1}
+        features: dict[str, int | bytes] = {FEATURE_MOVED: 1, FEATURE_BUNDLES: 1}
         if self.bundle is not None:
             features[FEATURE_BUNDLE] = self.bundle
-        return await Link.open(
-            partial(self._dial, address),
-            self._described or str(address),
-            self._name,
-            self._timeout_s,
-            token,
-            features,
-        )
+        if self._places.log is not None:
+            features[FEATURE_LOG] = self._places.log
+        try:
+            found = await Link.open(
+                partial(self._dial, address),
+                self._described or str(address),
+                self._name,
+                self._timeout_s,
+                token,
+                features,
+            )
+        except OtherDatabase:
+            raise self._other_database(address) from None
+        if isinstance(found, Link):
+            if not self._places.welcomed(found.welcome.limits, address):
+                await found.discard()
+                raise self._other_database(address)
+            if self.bundle is None:
+                self.bundle = bundle_in(found.welcome.limits)
+        return found
+
+    def _other_database(self, address: Address) -> OtherDatabase:
+        error, is_new = self._places.other_database(address)
+        if is_new:
+            _log.warning("client.other_database", "%s", error, address=str(address))
+        return error
 
 
 def _refusal(address: Address, moved: Moved) -> EscapementError:

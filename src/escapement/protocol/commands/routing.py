@@ -38,9 +38,15 @@ class Lookup(Command):
 
 @command(62, "broker")
 class Owner(Command):
-    """The reply to Lookup. Its last three fields are those of Moved."""
+    """The reply to Lookup. ``bundle``, ``address`` and ``epoch`` are those of Moved.
+
+    ``bundles`` is the number of bundles. A broker tells it only to clients with FEATURE_BUNDLES.
+    """
 
     request_id: Id
     bundle: _Bundle
     address: _Address
     epoch: Count
+    bundles: Annotated[int, Integer(1, MAX_BUNDLE + 1)] = 1
+
+    OPTIONAL_FIELDS = 1

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from escapement.errors import StorageError
+from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.engine.result_buffer import Landing
 
 Row = tuple[Any, ...]
@@ -42,6 +42,10 @@ Row = tuple[Any, ...]
 # and bytes, bytearray or memoryview. Rows of a SELECT have the same types, with bytes for all byte
 # strings.
 Params = Sequence[Any]
+
+
+class NoConnectionLeft(StorageUnavailable):
+    """Raised when the server runs, but refuses a connection because there are too many."""
 
 
 class TransactionAborted(StorageError):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from escapement.storage.engine.base import Connection, Engine
+
+T = TypeVar("T")
 
 
 class ConnectionPool:
@@ -36,6 +39,14 @@ class ConnectionPool:
             connection.close()
             raise
         self._push(connection)
+
+    def snapshot(self, read: Callable[[Connection], T]) -> T:
+        """Return ``read(connection)``, whose reads see one state of the database. Blocking."""
+        with self.use() as connection:
+            connection.snapshot()
+            value = read(connection)
+            connection.rollback()
+        return value
 
     def _pop(self) -> Connection:
         while True:

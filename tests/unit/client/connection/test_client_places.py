@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escapement.client.connection.address import Address, Addresses
-from escapement.client.connection.places import Places
+from escapement.client.connection.places import Places, bundle_in
 from escapement.errors import InvalidRequest
 from escapement.protocol.commands import Moved, Owner
 
@@ -50,6 +50,21 @@ def test_the_owner_with_the_highest_epoch_is_tried_first(news: list[Moved]) -> N
     assert sorted(found(places, None)) == sorted(everything)
 
 
+def test_a_doubted_place_stays_known_and_gives_way_to_any_news() -> None:
+    """B8: a client whose database was restored from a dump hears of lower epochs."""
+    places = Places(Addresses.parse("escapement://given"))
+    places.learn(Moved(0, 2, "b:1", 7))
+    places.doubt(2)
+    assert not places.learn(Moved(0, 2, "", 3))
+    assert found(places, 2) == ["b:1", "given:7650"]
+    places.doubt(2)
+    assert places.learn(Moved(0, 2, "c:1", 3))
+    assert not places.learn(Moved(0, 2, "b:1", 2))
+    assert found(places, 2) == ["c:1", "given:7650"]
+    places.doubt(0)
+    assert found(places, 0) == ["given:7650", "c:1"]
+
+
 def test_the_last_connection_is_tried_before_the_given_addresses() -> None:
     places = Places(Addresses.parse("escapement://a,b:1"))
     assert found(places, 0) == ["a:7650", "b:1"]
@@ -62,12 +77,28 @@ def test_the_last_connection_is_tried_before_the_given_addresses() -> None:
 
 def test_welcome_tells_the_number_of_bundles() -> None:
     places = Places([Address("a", 1, tls=True)])
-    assert (places.welcomed({}), places.count) == (0, 1)
-    assert (places.welcomed({"bundles": 4, "bundle": 3}), places.count) == (3, 4)
-    assert (places.welcomed({"bundles": "x", "bundle": -1}), places.count) == (0, 4)
+    here = Address("a", 1, tls=True)
+    for limits, bundle, count in (
+        ({}, 0, 1),
+        ({"bundles": 4, "bundle": 3}, 3, 4),
+        ({"bundles": "x", "bundle": -1}, 0, 4),
+    ):
+        assert places.welcomed(limits, here)
+        assert (bundle_in(limits), places.count) == (bundle, count)
     places.learn(Moved(0, 9, "b:2", 1))
     assert places.count == 10
     assert next(places.candidates(9, None)) == Address("b", 2, tls=True)
+
+
+def test_welcome_tells_the_owner_and_its_epoch() -> None:
+    """B8: the last broker named it with the epoch before, which stale news may have too."""
+    places = Places(Addresses.parse("escapement://given"))
+    places.learn(Moved(0, 1, "c:1", 5))
+    places.welcomed({"bundles": 2, "bundle": 1, "epoch": 6}, Address("c", 1))
+    assert not places.learn(Moved(0, 1, "b:1", 5))
+    assert found(places, 1) == ["c:1", "given:7650"]
+    places.welcomed({"bundles": 2, "bundle": 1, "epoch": "x"}, Address("d", 1))
+    assert found(places, 1) == ["c:1", "given:7650"]
 
 
 def test_several_addresses_are_parsed() -> None:

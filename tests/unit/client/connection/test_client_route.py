@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import anyio.lowlevel
 import pytest
 
+from escapement.broker.node.node_directory import NodeDirectory
 from escapement.client.connection.address import Address, Addresses
+from escapement.client.connection.line import Line
 from escapement.client.connection.link import Stream
 from escapement.client.connection.places import Places
-from escapement.client.connection.route import Route
+from escapement.client.connection.route import NoOwner, Route
+from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError, ShuttingDown, Unauthenticated
+from escapement.errors import (
+    Disconnected,
+    EscapementError,
+    OtherDatabase,
+    ShuttingDown,
+    Unauthenticated,
+)
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
+from escapement.storage.ownership import LiveBroker, Ownership
 from support.client_peer import on_both
 
 WELCOME = wire.Welcome(PROTOCOL_VERSION, "b", "0", {"bundles": 3, "bundle": 2})
@@ -25,13 +37,14 @@ class Net:
     def __init__(self, **answers: list[wire.Command]) -> None:
         self.dialled: list[str] = []
         self.hellos: list[wire.Hello] = []
-        self._answers = answers
+        self.down: set[str] = set()
+        self.answers = answers
 
     async def dial(self, address: Address) -> Stream:
         self.dialled.append(address.host)
-        if address.host not in self._answers:
+        if address.host in self.down or address.host not in self.answers:
             raise OSError("no route")
-        answers = self._answers[address.host]
+        answers = self.answers[address.host]
         return Answering(self.hellos, answers.pop(0) if len(answers) > 1 else answers[0])
 
 
@@ -71,7 +84,7 @@ async def test_moved_leads_to_the_owner() -> None:
     found = route(net, "escapement://a", 2)
     await found.open("")
     assert net.dialled == ["a", "b", "c"]
-    assert [hello.features for hello in net.hellos] == [{"moved": 1, "bundle": 2}] * 3
+    assert [hello.features for hello in net.hellos] == [{"moved": 1, "bundles": 1, "bundle": 2}] * 3
     await found.open("")
     assert net.dialled[3:] == ["c"]
 
@@ -98,12 +111,70 @@ async def test_brokers_that_point_at_each_other_end_the_attempt() -> None:
 
 
 @on_both
+async def test_after_a_failed_round_a_lower_epoch_is_believed() -> None:
+    """B8: the client remembers a wrong place, at which it fails. It is not stuck there."""
+    answers = [None, refused(ShuttingDown("")), wire.Moved(0, 2, "", 2), wire.Moved(0, 2, "a", 7)]
+    for answer in answers:
+        net = Net(a=[wire.Moved(0, 2, "c", 7), wire.Moved(0, 2, "b", 2)], b=[WELCOME])
+        if answer is not None:
+            net.answers["c"] = [answer]
+        found = route(net, "escapement://a", 2)
+        with pytest.raises(EscapementError):
+            await found.open("")
+        assert "b" not in net.dialled
+        await found.open("")
+        assert net.dialled[-1] == "b"
+
+
+@on_both
+async def test_news_about_an_expired_owner_do_not_blind_a_client() -> None:
+    """B8: the owner renews late, in the same epoch, and the client finds it in its next attempt."""
+    seen = NodeDirectory("a")
+    nodes = {one: LiveBroker(one, "", one, f"{one}:7650", False, 1000) for one in "abc"}
+    expired = {one: nodes[one] for one in "ac"}
+    seen.learn(expired, {2: Ownership(2, "b", "", 5, free=True)})
+    during = wire.Moved(0, 2, *seen.owner_of(2))
+    seen.learn(nodes, {2: Ownership(2, "b", "", 5, free=False)})
+    after = wire.Moved(0, 2, *seen.owner_of(2))
+    net = Net(a=[during, after], b=[WELCOME])
+    found = route(net, "escapement://a", 2)
+    with pytest.raises(NoOwner):
+        await found.open("")
+    await found.open("")
+    assert net.dialled == ["a", "a", "b"]
+
+
+@on_both
 async def test_the_first_connection_takes_the_bundle_that_it_gets() -> None:
     net = Net(b=[WELCOME])
     found = route(net, "escapement://a,b", None)
     await found.open("")
     assert (net.dialled, found.bundle) == (["a", "b"], 2)
-    assert net.hellos[0].features == {"moved": 1}
+    assert net.hellos[0].features == {"moved": 1, "bundles": 1}
+
+
+@on_both
+async def test_the_first_connection_follows_moved_to_any_bundle() -> None:
+    """B8: the owner of the bundle that a broker names is gone, and another broker answers."""
+    net = Net(a=[wire.Moved(0, 0, "gone", 4)], b=[WELCOME])
+    found = route(net, "escapement://a,b", None)
+    await found.open("")
+    assert (net.dialled, found.bundle) == (["a", "b"], 2)
+
+
+@on_both
+async def test_all_tasks_of_a_line_end_when_its_token_is_refused() -> None:
+    """B8: the client replaces such a line, so its tasks would add up."""
+    net = Net(a=[refused(Unauthenticated("who"))])
+
+    def other(bundle: int) -> Line:
+        raise AssertionError("the line needs no other")
+
+    way, source = route(net, "escapement://a", 0), TokenSource(None, None)
+    line = Line(way, Settings(), source, None, count(1), other)
+    with anyio.fail_after(60):
+        await line.run(None)
+    assert isinstance(line.closed, Unauthenticated)
 
 
 @on_both
@@ -117,3 +188,42 @@ async def test_the_error_is_that_of_a_broker_that_answered() -> None:
     assert net.dialled == ["a"]
     with anyio.fail_after(1), pytest.raises(Disconnected, match=r"x:7650: no route.*y:7650: no"):
         await route(Net(), "escapement://x,y", None).open("")
+
+
+def of_log(log: bytes) -> wire.Welcome:
+    return wire.Welcome(PROTOCOL_VERSION, "b", "0", {"log": log})
+
+
+ELSEWHERE = refused(OtherDatabase("another"))
+
+
+@on_both
+async def test_broker_of_another_database_is_skipped() -> None:
+    """B8: the client names its log in Hello. A broker that ignores this is noticed, too."""
+    net = Net(a=[of_log(b"one")], b=[ELSEWHERE], c=[of_log(b"two")], d=[WELCOME, of_log(b"one")])
+    found = route(net, "escapement://a,b,c,d", None)
+    await found.open("")
+    net.down.add("a")
+    for _ in range(2):
+        await found.open("")
+        found._last = None
+    assert net.dialled == ["a", *"abcd", *"abcd"]
+    assert ["log" in hello.features for hello in net.hellos] == [False] + 6 * [True]
+    assert net.hellos[1].features["log"] == b"one"
+
+
+@on_both
+async def test_only_brokers_of_another_database_answer() -> None:
+    """B8: they are no brokers to wait for, whatever bundle they have and whomever they let in."""
+    net = Net(a=[of_log(b"one"), ELSEWHERE], b=[ELSEWHERE])
+    found = route(net, "escapement://a,b", None)
+    await found.open("")
+    net.down.add("a")
+    with pytest.raises(OtherDatabase, match="at escapement://b:7650 uses another") as it:
+        await found.open("")
+    assert not found.misled
+    assert not it.value.retryable
+    net.down.clear()
+    with pytest.raises(OtherDatabase):
+        await found.open("")
+    assert found.misled

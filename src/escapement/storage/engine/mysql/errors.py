@@ -11,7 +11,7 @@ from typing import Final
 import pymysql
 
 from escapement.errors import StorageError, StorageReadOnly, StorageUnavailable
-from escapement.storage.engine.base import DuplicateKey, TransactionAborted
+from escapement.storage.engine.base import DuplicateKey, NoConnectionLeft, TransactionAborted
 
 LOCK_WAIT_TIMEOUT: Final = 1205
 UNKNOWN_DATABASE: Final = 1049
@@ -35,17 +35,16 @@ _READ_ONLY: Final = frozenset(
         1874,  # InnoDB is in read-only mode
     }
 )
+# Too many connections: of all users, of this user, or by a resource limit of this user.
+_NO_CONNECTION_LEFT: Final = frozenset({1040, 1203, 1226})
 _UNAVAILABLE: Final = frozenset(
     {
         1021,  # disk full
-        1040,  # too many connections
         1041,  # out of memory
         1047,  # a cluster node without quorum
         1053,  # shutdown in progress
         1114,  # table full, which InnoDB reports for a full disk
         *range(1152, 1162),  # network errors, seen from the server's side
-        1203,  # too many connections of this user
-        1226,  # a resource limit of this user
         1317,  # interrupted: the result of a statement that KILL CONNECTION ends
         1927,  # connection was killed
         1969,  # statement time limit (MariaDB)
@@ -114,6 +113,8 @@ def _kind(error: Exception, number: int) -> type[StorageError]:
         return DuplicateKey
     if number in _READ_ONLY:
         return StorageReadOnly
+    if number in _NO_CONNECTION_LEFT:
+        return NoConnectionLeft
     if number in _UNAVAILABLE or (number in _CLIENT and number not in _CLIENT_REFUSALS):
         return StorageUnavailable
     # Errors without a number: a socket's error, PyMySQL's "closed", or packets out of order.

@@ -1,0 +1,77 @@
+"""The side port of a process that owns no bundle, because another node has them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+import trio.testing
+
+from escapement.broker.config import BrokerConfig
+from escapement.broker.node.node import Node
+from escapement.broker.runners import Runners
+from escapement.storage import lease as leases
+from escapement.storage import members
+from escapement.storage.blocking import inline
+from escapement.storage.engine.open import open_engine
+from escapement.storage.lease import Identity
+from escapement.storage.schema import migrate
+from escapement.testing.clock import START_MS, VirtualClock
+from support.database.outages import Outage
+from support.metrics import plain, scrape
+from support.side_ports import side_port
+
+HOUR_MS = 3_600_000
+
+
+async def test_node_without_bundles_is_ready_only_while_it_could_take_one(
+    tmp_path: Path, mysql_url: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """O4: it has the metrics that alerts use, without a label, like a broker."""
+    outage, clock = Outage(open_engine(mysql_url, tmp_path)), VirtualClock(START_MS)
+    migrate(outage.database)
+    other = Identity("b" * 32, "b:7650")
+    leases.take(
+        outage.database, members.register(outage.database, other, HOUR_MS, clock, "b:7650"), clock
+    )
+    node = Node(
+        outage.engine,
+        tmp_path,
+        Identity("a" * 32, "a:7650"),
+        "a:7650",
+        clock,
+        lambda: Runners.all_by(inline),
+        BrokerConfig(seed=0),
+    )
+    async with trio.open_nursery() as nursery, side_port(None, membership=node.membership) as http:
+        await nursery.start(node.run)
+        assert not node.brokers
+        await clock.advance(seconds=60)
+        assert (await http.get("/readyz")).text == "ready\n"
+        found = plain(await scrape(http))
+        assert (found["escapement_ready"], found["escapement_database_up"]) == (1, 1)
+        assert 6 < found["escapement_lease_left_seconds"] <= 10
+        assert found["escapement_commit_age_seconds"] < 4
+        assert "escapement_messages_published_total" not in found
+
+        outage.read_only()
+        await clock.advance(seconds=4)
+        assert (await http.get("/readyz")).status_code == 503
+        assert "the database is read-only" in (await http.get("/readyz")).text
+
+        outage.unreachable()
+        await clock.advance(seconds=14)
+        answer = await http.get("/readyz")
+        assert answer.status_code == 503
+        for reason in ("the lease has expired", "the database is down", "no commit has succeeded"):
+            assert reason in answer.text
+        found = plain(await scrape(http))
+        assert (found["escapement_ready"], found["escapement_database_up"]) == (0, 0)
+        assert found["escapement_lease_left_seconds"] == 0
+        assert found["escapement_commit_age_seconds"] > 14
+
+        outage.over()
+        await clock.advance(seconds=4)
+        assert (await http.get("/readyz")).status_code == 200
+        node.stop()
+    outage.database.close()

@@ -1,0 +1,34 @@
+"""All features, and those of a run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulation.features.bulk import Bulk
+from simulation.features.deleting import Deleting
+from simulation.features.expiring import Expiring
+from simulation.features.feature import Feature
+from simulation.features.grouping import Grouping
+from simulation.features.redriving import Redriving
+from simulation.features.replacing import Replacing
+from simulation.features.scheduling import Scheduling
+from simulation.features.seeking import Seeking
+
+FEATURES: Final[tuple[type[Feature], ...]] = (
+    Replacing,
+    Redriving,
+    Expiring,
+    Grouping,
+    Seeking,
+    Scheduling,
+    Bulk,
+    Deleting,
+)
+# Features of one run. A run with all of them would take twice as long.
+_SEVERAL: Final = 3
+
+
+def features_of(seed: int) -> list[type[Feature]]:
+    """Return the features of a run. Seeds that follow each other use all features in turn."""
+    several = min(_SEVERAL, len(FEATURES))
+    return [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]

@@ -1,0 +1,321 @@
+"""The checks of the simulation's features find each broken promise, and nothing in a clean history.
+
+Each test makes up a small history. Its subscription is named like that of the feature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from histories.checker import violations
+from histories.history import Arrival, Consumer, History, Message, Seek, Sent, Way
+from simulation.checks.bulk import BulkCheck
+from simulation.checks.check import Check
+from simulation.checks.deleting import DeleteCheck
+from simulation.checks.expiring import ExpiryCheck
+from simulation.checks.grouping import Group, GroupCheck
+from simulation.checks.replacing import FIRST, LATEST, ReplaceCheck, Send
+from simulation.checks.scheduling import Occurrences, ScheduleCheck
+from simulation.checks.seeking import Pause, SeekCheck
+
+T0_MS = 1_000_000
+HOUR_MS = 3_600_000
+SKEW_MS = 1_000
+
+
+@dataclass(eq=False)
+class Cable:
+    ended_s: float | None = None
+
+
+class Story:
+    """A history of one topic with one subscription, which a test tells step by step.
+
+    It is the clock of the history, too.
+    """
+
+    def __init__(self) -> None:
+        self.at_ms = T0_MS
+        self.history = History(self)
+        self.history.topics = {"t": ["s"]}
+        self.history.kinds = {"s": "shared"}
+        self.history.sending_s = 2.0
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def now_s(self) -> float:
+        return (self.at_ms - T0_MS) / 1000
+
+    def wait(self, hours: float = 1.0) -> None:
+        self.at_ms += round(hours * HOUR_MS)
+
+    def send(self, offset: int, due_ms: int = 0) -> Message:
+        """Store a message; a negative offset: no client knows whether it is stored."""
+        message = self.history.publish("t", "", due_ms or self.at_ms)
+        if offset >= 0:
+            self.history.confirm(message, offset)
+        return message
+
+    def deliver(self, message: Message, offset: int = -1, *, acks: bool = True) -> Arrival:
+        """Deliver a message now."""
+        sent = Sent(self.now_s(), self.at_ms, len(self.history.arrivals))
+        arrival = Arrival(
+            "s",
+            message.number,
+            message.offset if offset < 0 else offset,
+            message.earliest_ms,
+            "",
+            False,
+            self.now_s(),
+            self.at_ms,
+            Way(Cable(), "host", sent),
+            Consumer("s"),
+        )
+        self.history.arrive(arrival)
+        if acks:
+            self.ack(arrival)
+        return arrival
+
+    def ack(self, arrival: Arrival) -> None:
+        arrival.acked_s = self.now_s()
+        self.history.ack_sent.add(("s", arrival.offset))
+
+    def found(self, check: Check) -> list[str]:
+        """Return what the rules and a check find in the whole history."""
+        found = [*violations(self.history, drained=True), *check.violations(self.history)]
+        return [*found, *check.unfinished(self.history)]
+
+
+# -- replace keys -------------------------------------------------------------------------
+
+
+def replaced(story: Story, mode: str = LATEST) -> tuple[ReplaceCheck, Message, Send]:
+    """Store message 0, which is due in a day, and call a send of message 1 with the same key."""
+    check = ReplaceCheck("t", SKEW_MS)
+    first = Send(story.send(0, story.at_ms + 24 * HOUR_MS), "k", LATEST, story.at_ms)
+    check.called([first])
+    check.answered(first, story.at_ms, -1, -1)
+    story.wait()
+    second = Send(story.send(-1, story.at_ms + 30 * HOUR_MS), "k", mode, story.at_ms)
+    check.called([second])
+    return check, first.message, second
+
+
+def test_replaced_message_that_comes_is_found() -> None:
+    """B11: a receipt that names a replaced message is final."""
+    story = Story()
+    check, old, new = replaced(story)
+    check.answered(new, story.at_ms, 0, -1)
+    story.history.confirm(new.message, 1)
+    story.wait(40)
+    story.deliver(new.message)
+    assert story.found(check) == []
+    story.deliver(old)
+    assert [line[:14] for line in story.found(check)] == ["cancelled (10)"]
+
+
+def test_winner_that_does_not_come_is_found() -> None:
+    """B11: the message that was kept comes; the one that gave way does not."""
+    story = Story()
+    check, old, new = replaced(story, FIRST)
+    check.answered(new, story.at_ms, -1, 0)
+    story.wait(40)
+    assert [line[:33] for line in story.found(check)] == ["lost (1, 4): message 0 (offset 0)"]
+    story.deliver(old)
+    assert story.found(check) == []
+
+
+def test_one_of_two_messages_is_kept_although_the_receipt_was_lost() -> None:
+    """B11: the receipt of ``first`` was lost, so either message may win, but one does."""
+    story = Story()
+    check, _, new = replaced(story, FIRST)
+    story.history.confirm(new.message, 1)
+    check.stored_before(new, story.at_ms)
+    story.wait(40)
+    assert story.found(check) == ["none of the messages [0, 1] was kept for s"]
+    story.deliver(new.message)
+    assert story.found(check) == []
+
+
+def test_receipt_that_overlooks_the_pending_message_is_found() -> None:
+    """B11: a pending message is replaced, or kept."""
+    story = Story()
+    check, old, new = replaced(story)
+    check.answered(new, story.at_ms, -1, -1)
+    story.wait(40)
+    for message, offset in ((old, 0), (new.message, 1)):
+        story.history.confirm(message, offset)
+        story.deliver(message)
+    assert story.found(check) == ["replace: message 1 left the pending message 0 of k in its place"]
+
+
+def test_debounced_message_that_is_put_off_too_long_is_found() -> None:
+    """B11: a debounce has a maximum wait, which counts from the first message of the chain."""
+    story = Story()
+    check, _, new = replaced(story)
+    new.wait_ms = 2 * HOUR_MS
+    check.answered(new, story.at_ms, 0, -1)
+    story.history.confirm(new.message, 1)
+    story.wait(40)
+    new.message.earliest_ms = T0_MS + 3 * HOUR_MS
+    story.deliver(new.message)
+    late_ms = HOUR_MS - SKEW_MS
+    assert story.found(check) == [f"replace: message 1 was put off {late_ms} ms too long"]
+
+
+# -- time to live and priorities ----------------------------------------------------------
+
+
+def test_expired_message_that_comes_is_found() -> None:
+    """P10: no expired message is delivered, and one that waits long enough may be gone."""
+    story = Story()
+    check = ExpiryCheck("s", 10 * HOUR_MS, 1000)
+    message = story.send(0)
+    check.priorities[0] = 50
+    story.history.expired_ms["t"] = T0_MS
+    assert [line[:11] for line in story.found(check)] == ["lost (1, 4)"]
+    story.history.expired_ms["t"] = T0_MS + 1
+    assert story.found(check) == []
+    story.wait(11)
+    story.deliver(message)
+    assert story.found(check) == [f"ttl: message 0 came {HOUR_MS} ms after it had expired"]
+
+
+def test_message_that_passes_a_more_urgent_one_is_found() -> None:
+    """V5: of two ready messages, the one of lower rank comes first."""
+    story = Story()
+    check = ExpiryCheck("s", 100 * HOUR_MS, 60_000)
+    plain, urgent = story.send(0), story.send(1)
+    check.priorities |= {0: 50, 1: 0}
+    story.wait()
+    story.deliver(plain)
+    story.wait()
+    story.deliver(urgent)
+    assert story.found(check) == ["priority: message 0 came before the more urgent 1"]
+
+
+# -- groups -------------------------------------------------------------------------------
+
+
+def test_follow_up_before_the_last_message_is_found() -> None:
+    """Q10: the follow-up of a group comes when all its messages are finished."""
+    story = Story()
+    member, follow_up = story.send(0), story.send(-1)
+    check = GroupCheck("s", [Group("g", [member], follow_up.number, closed=True)])
+    arrival = story.deliver(member, acks=False)
+    story.wait()
+    story.deliver(follow_up, 1)
+    story.wait()
+    story.ack(arrival)
+    assert story.found(check) == ["group: g was complete before message 0"]
+
+
+def test_follow_up_that_does_not_come_or_comes_twice_is_found() -> None:
+    """Q10: a group is complete exactly once."""
+    story = Story()
+    member, follow_up = story.send(0), story.send(-1)
+    check = GroupCheck("s", [Group("g", [member], follow_up.number, closed=True)])
+    story.deliver(member)
+    story.wait()
+    assert story.found(check) == ["the follow-up 1 of g has not come"]
+    story.deliver(follow_up, 1)
+    assert story.found(check) == []
+    story.deliver(follow_up, 2)
+    assert [line[:24] for line in story.found(check)] == ["doubled (1): message 1 i"]
+
+
+# -- seeks and pauses ---------------------------------------------------------------------
+
+
+def sought(story: Story, offset: int) -> tuple[SeekCheck, list[Message]]:
+    """Deliver messages 0 and 1, and seek to an offset."""
+    messages = [story.send(0), story.send(1)]
+    for message in messages:
+        story.deliver(message)
+        story.history.acked_s["s", message.offset] = story.now_s()
+    story.wait()
+    seek = Seek("s", story.now_s(), offset=offset)
+    story.history.seeks = {"s": [seek]}
+    story.history.end_seek(seek, story.now_s())
+    story.wait()
+    return SeekCheck("t", SKEW_MS), messages
+
+
+def test_message_that_does_not_come_again_after_a_seek_is_found() -> None:
+    """C3: a seek back delivers every message from its position on."""
+    story = Story()
+    check, messages = sought(story, 1)
+    assert [line[:36] for line in story.found(check)] == ["message 1 at offset 1 was lost for s"]
+    story.deliver(messages[1])
+    assert story.found(check) == []
+
+
+def test_message_from_before_the_position_of_a_seek_is_found() -> None:
+    """C3: a seek ahead passes the messages before its position."""
+    story = Story()
+    check, messages = sought(story, 1)
+    story.deliver(messages[1])
+    story.deliver(messages[0])
+    assert [line[:19] for line in story.found(check)] == ["seek: offset 0 came"]
+
+
+def test_delivery_during_a_pause_is_found() -> None:
+    """V1: a paused subscription gets nothing."""
+    story = Story()
+    check, messages = sought(story, 1)
+    now_s = story.now_s()
+    check.pauses.append(Pause("s", now_s - 60, now_s + 60))
+    story.deliver(messages[1])
+    assert story.found(check) == ["pause: offset 1 of s came during it"]
+
+
+# -- schedules ----------------------------------------------------------------------------
+
+
+def test_occurrence_that_is_missed_doubled_or_wrong_is_found() -> None:
+    """B5: each occurrence is published exactly once."""
+    story = Story()
+    schedule = Occurrences("tick", HOUR_MS, T0_MS, is_aligned=True)
+    check = ScheduleCheck(SKEW_MS, schedules=[schedule])
+    schedule.found.update([HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS])
+    check.until_ms = 4 * HOUR_MS
+    assert story.found(check) == []
+    schedule.found.update([3 * HOUR_MS, 4 * HOUR_MS + 1])
+    check.until_ms = 4 * HOUR_MS + 2 * SKEW_MS
+    assert story.found(check) == [
+        f"schedule: occurrence {3 * HOUR_MS} of tick was published 2 times",
+        f"schedule: tick has no occurrences at [{4 * HOUR_MS + 1}]",
+        f"occurrences [{4 * HOUR_MS}] of tick were not published",
+    ]
+
+
+# -- bulk changes and deletions -----------------------------------------------------------
+
+
+def test_message_that_a_bulk_change_left_out_is_found() -> None:
+    """X1: a bulk change cancels all messages that match and wait; a due one may have come."""
+    story = Story()
+    check = BulkCheck(SKEW_MS)
+    messages = [story.send(0, story.at_ms + HOUR_MS), story.send(1, story.at_ms + 9 * HOUR_MS)]
+    story.wait()
+    changes = check.begin(messages, None, story.at_ms)
+    story.wait()
+    check.end(changes, story.at_ms, "s")
+    story.deliver(messages[0])
+    assert story.found(check) == []
+    story.wait(9)
+    story.deliver(messages[1])
+    assert [line[:14] for line in story.found(check)] == ["cancelled (10)"]
+
+
+def test_message_of_a_deleted_topic_is_found() -> None:
+    """D1: a topic that was created again has its own messages only."""
+    story = Story()
+    check = DeleteCheck([story.send(4), story.send(5)])
+    assert list(check.differs("the log", [0, 1])) == []
+    assert list(check.differs("the index", [0, 7, 7])) == [
+        "delete: the index has messages [7] of a deleted topic",
+        "delete: the index lacks messages [1]",
+        "delete: the index has a message twice: [0, 7, 7]",
+    ]
