@@ -9,6 +9,8 @@ from simulation.run import DAYS, Report, run
 from support.seeds import seeds
 
 SEEDS = range(1, 4)
+# The seed among these that finds a planted bug soonest, if that is not the first.
+SOONEST = {"epoch not checked on read": 3}
 # Virtual days of the runs for a planted bug that is found only at the end of a run.
 FEW_DAYS = {"draining node keeps bundles": 4}
 
@@ -50,9 +52,10 @@ def _seen(report: Report) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_found(bug: str) -> None:
     """The invariants are really checked: a bug that breaks one of them does not pass."""
+    soonest = SOONEST.get(bug, SEEDS[0])
     found = []
     with planted(bug):
-        for seed in SEEDS:
+        for seed in [soonest, *(seed for seed in SEEDS if seed != soonest)]:
             if found := run(seed, FEW_DAYS.get(bug, DAYS)).violations:
                 break
     assert found
