@@ -19,8 +19,9 @@ class Occurrences:
 
     name: str
     step_ms: int
-    from_ms: int  # the first occurrence comes now or in the first step after it
+    from_ms: int  # when its creation was asked for, or answered if occurrences are aligned
     is_aligned: bool  # occurrences are multiples of the step
+    created_by_ms: int  # when its creation was answered
     found: Counter[int] = field(default_factory=Counter)
     early: list[str] = field(default_factory=list)
 
@@ -52,6 +53,11 @@ class ScheduleCheck:
             if missed:
                 yield f"occurrences {missed[:5]} of {one.name} were not published"
 
+    def _may_begin(self, one: Occurrences, first_ms: int) -> bool:
+        """Return whether the first occurrence is one step after the creation."""
+        created_ms = first_ms - one.step_ms
+        return one.from_ms - self.skew_ms <= created_ms <= one.created_by_ms + self.skew_ms
+
     def violations(self, history: History) -> Iterator[str]:
         """Yield occurrences that were doubled or early, or that no schedule has."""
         for one in self.schedules:
@@ -62,7 +68,7 @@ class ScheduleCheck:
             first_ms = min(one.found, default=0)
             if one.is_aligned:
                 first_ms = 0
-            elif one.found and abs(first_ms - one.from_ms - one.step_ms) > one.step_ms:
+            elif one.found and not self._may_begin(one, first_ms):
                 yield f"schedule: the first occurrence of {one.name} is at {first_ms}"
             strange = [at_ms for at_ms in one.found if (at_ms - first_ms) % one.step_ms]
             if strange:

@@ -34,6 +34,7 @@ class Deleting(Feature):
 
     async def run(self, end_ms: int) -> None:
         await self._ask_twice(self._create, AlreadyExists)
+        await self._ask_twice(self._keep_keys, NotFound)
         while self._history.now_ms() < end_ms:
             await trio.sleep(self._rng.uniform(0, 2 * _MEAN_S))
             messages, delays_ms = self._draw(_TOPIC, self._rng.randint(1, _BATCH), end_ms)
@@ -54,6 +55,7 @@ class Deleting(Feature):
         self._history.counts["topics deleted"] += 1
         await trio.sleep(self._rng.uniform(0, self._rng.choice([0, HOUR_S])))
         await self._ask_twice(self._create, AlreadyExists)
+        await self._ask_twice(self._keep_keys, NotFound)
 
     async def _ask_twice(
         self, ask: Callable[[escapement.Broker], Awaitable[None]], done: type[Exception]
@@ -74,6 +76,10 @@ class Deleting(Feature):
 
     async def _create(self, client: escapement.Broker) -> None:
         await client.admin("subscriptions.create", topic=_TOPIC, subscription="keeper")
+
+    async def _keep_keys(self, client: escapement.Broker) -> None:
+        """Let the topic keep dedup keys for as long as a client may repeat a batch."""
+        await client.admin("topics.update", topic=_TOPIC, policy={"dedup_window_ms": "6d"})
 
     async def look(self) -> None:
         """Compare the log and the index with the messages that were sent.

@@ -56,8 +56,9 @@ class Scheduling(Feature):
         await self._ask_surely(_TOPIC, create)
         # With an interval it began at any time until now.
         is_aligned = "cron" in times
-        from_ms = self._history.now_ms() if is_aligned else called_ms
-        schedule = Occurrences(name, hours * _HOUR_MS, from_ms, is_aligned)
+        answered_ms = self._history.now_ms()
+        from_ms = answered_ms if is_aligned else called_ms
+        schedule = Occurrences(name, hours * _HOUR_MS, from_ms, is_aligned, answered_ms)
         self.check.schedules.append(schedule)
 
     async def look(self) -> None:

@@ -276,7 +276,7 @@ def test_delivery_during_a_pause_is_found() -> None:
 def test_occurrence_that_is_missed_doubled_or_wrong_is_found() -> None:
     """B5: each occurrence is published exactly once."""
     story = Story()
-    schedule = Occurrences("tick", HOUR_MS, T0_MS, is_aligned=True)
+    schedule = Occurrences("tick", HOUR_MS, T0_MS, is_aligned=True, created_by_ms=T0_MS)
     check = ScheduleCheck(SKEW_MS, schedules=[schedule])
     schedule.found.update([HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS])
     check.until_ms = 4 * HOUR_MS
@@ -288,6 +288,25 @@ def test_occurrence_that_is_missed_doubled_or_wrong_is_found() -> None:
         f"schedule: tick has no occurrences at [{4 * HOUR_MS + 1}]",
         f"occurrences [{4 * HOUR_MS}] of tick were not published",
     ]
+
+
+def test_interval_that_begins_before_or_long_after_its_creation_is_found() -> None:
+    """B5: a request whose answer was lost may have created it at any time until the answer."""
+    story = Story()
+    by_ms = T0_MS + 5 * HOUR_MS
+    schedule = Occurrences("tick", HOUR_MS, T0_MS, is_aligned=False, created_by_ms=by_ms)
+    check = ScheduleCheck(SKEW_MS, schedules=[schedule])
+    for created_ms, may_begin in (
+        (T0_MS - HOUR_MS, False),
+        (T0_MS, True),
+        (by_ms, True),
+        (by_ms + HOUR_MS, False),
+    ):
+        first_ms = created_ms + HOUR_MS
+        schedule.found.clear()
+        schedule.found.update([first_ms])
+        wrong = f"schedule: the first occurrence of tick is at {first_ms}"
+        assert story.found(check) == ([] if may_begin else [wrong])
 
 
 # -- bulk changes and deletions -----------------------------------------------------------
