@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from escapement.errors import LeaseLost, StorageError, StorageUnavailable
+from escapement.errors import AddressTaken, LeaseLost, StorageError, StorageUnavailable
 from escapement.storage.engine.base import TransactionAborted
 from histories.history import History
 
@@ -17,6 +17,8 @@ def ended(history: History) -> Iterator[str]:
 
 def _is_explained(history: History, error: BaseException) -> bool:
     if isinstance(error, LeaseLost | StorageUnavailable | TransactionAborted):
+        return True
+    if isinstance(error, AddressTaken):  # it has lost its directory, and with it its identity
         return True
     full = history.disk_failed and "cannot be written" in str(error)
     return full and type(error) is StorageError
