@@ -196,7 +196,7 @@ async def test_bundles_move_and_drain_to_another_node_under_traffic(
             assert await trio.to_thread.run_sync(first.stop) == 0
             await until_owned(second, dict.fromkeys(range(bundles), there))
             added = await trio.to_thread.run_sync(administer, second, "bundles", str(bundles + 2))
-            assert added == {"bundles": bundles + 2, "before": bundles}
+            assert added == {"bundles": bundles + 2, "before": bundles, "warning": None}
             await until_owned(second, dict.fromkeys(range(bundles + 2), there))
             for name in topic_of_each_bundle(bundles + 2, "new")[bundles:]:
                 await (await client.producer(name)).send(b"in a new bundle")

@@ -18,7 +18,7 @@ def ended(history: History) -> Iterator[str]:
 def _is_explained(history: History, error: BaseException) -> bool:
     if isinstance(error, LeaseLost | StorageUnavailable | TransactionAborted):
         return True
-    if isinstance(error, AddressTaken):  # by the node before, which had lost its data directory
-        return history.faults["lost data"] > 0
+    if isinstance(error, AddressTaken):  # it has lost its directory, and with it its identity
+        return True
     full = history.disk_failed and "cannot be written" in str(error)
     return full and type(error) is StorageError

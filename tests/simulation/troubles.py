@@ -80,7 +80,6 @@ class Troubles:
         await host.kill(power_failure=power_failure, noticed=self._rng.random() < 0.6)
         if lost or self._rng.random() < 0.15:
             host.lose()
-            self._world.history.faults["lost data"] += 1
         await self._restart_later(host)
 
     async def _restart_later(self, host: Host) -> None:

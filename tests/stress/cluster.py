@@ -48,8 +48,8 @@ _LATEST_PASS: Final = {"before_commit": 80, "after_commit": 80, "ack_commit": 40
 # Once a run has shown all failpoints, this share of the starts draws one.
 _FAILPOINT_SHARE: Final = 0.6
 # The reasons for which a broker may end by itself: at a start the database does not answer, or the
-# killed process with its identity seems to be alive.
-_MAY_END_BY: Final = ("lease_held", "storage_unavailable", "outcome_unknown")
+# killed process with its identity, or with its address, seems to be alive.
+_MAY_END_BY: Final = ("address_taken", "lease_held", "storage_unavailable", "outcome_unknown")
 
 
 class Node:
