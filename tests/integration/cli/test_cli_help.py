@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from escapement.cli.demo.demo import Demo
 from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
 from escapement.errors import InvalidRequest
+from escapement.storage.engine.open import open_engine
+from escapement.storage.schema import log_identity, migrate
 from support.processes.command_lines import TIMEOUT_S
 
 # -- help --------------------------------------------------------------------------
@@ -104,12 +107,18 @@ def test_the_demo_keeps_every_promise_over_a_kill(tmp_path: Path) -> None:
 
 
 class ForgetfulHost(Host):
-    """A broker that loses its disk when it is killed."""
+    """A broker whose log has nothing but its identity after a kill."""
 
     def kill(self) -> None:
         super().kill()
-        shutil.rmtree(self._data, ignore_errors=True)
+        with closing(open_engine(None, self._data)) as engine, closing(engine.connect()) as found:
+            identity = log_identity(found)
+        shutil.rmtree(self._data)
         self._data.mkdir()
+        with closing(open_engine(None, self._data)) as engine:
+            migrate(engine)
+            with closing(engine.connect()) as found:
+                found.execute("UPDATE log_identity SET identity = ?", (identity,))
 
 
 def test_the_demo_notices_a_broken_promise(
