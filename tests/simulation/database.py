@@ -6,11 +6,12 @@ be aborted, and for some time the server can be out of reach, read-only, or slow
 never lost.
 
 The server has one write lock, like SQLite. A transaction takes it before its first write, or
-before it locks a row. The tables ``leases`` and ``brokers`` have a lock each, which transactions
-share that lock a row in share mode. So until its first write, a transaction that has checked its
-lease overlaps with others, and its reads see what they commit meanwhile. A transaction that waits
-for a lock longer than ``lock_wait_s`` is aborted. A process that stops inside a transaction keeps
-its locks until its connection is killed. Reads see committed rows.
+before it locks a row. The tables ``leases`` and ``brokers`` have a lock each. Transactions that
+lock a row in share mode share the lock of its table. So a transaction that has checked its lease,
+and has not yet written, overlaps with others. Its reads see the rows that the others commit
+meanwhile. A transaction that waits for a lock longer than ``lock_wait_s`` is aborted. A process
+that stops inside a transaction keeps its locks until its connection is killed. Reads see committed
+rows.
 """
 
 from __future__ import annotations

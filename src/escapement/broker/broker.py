@@ -211,7 +211,7 @@ class Broker:
         except (LeaseLost, StorageUnavailable):
             raise
         except StorageError as error:
-            # A broker that was overtaken may miss what its successor has dropped.
+            # An overtaken broker may read a table that its successor has dropped.
             with trio.CancelScope(shield=True):
                 lost = await run(self._loss_of, lease)
             if lost is None:

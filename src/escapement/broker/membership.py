@@ -125,7 +125,7 @@ class Membership:
 
     @property
     def leaving(self) -> bool:
-        """Whether the process stops, and wants no more bundles."""
+        """Whether the process is about to stop, and takes no bundles any more."""
         return self._draining
 
     @property
@@ -211,7 +211,7 @@ class Membership:
         self._connection.close()
 
     def drain(self) -> None:
-        """Tell all other processes that this one wants no more bundles, with a renewal at once."""
+        """Renew at once, and tell all other processes that this one takes no bundles any more."""
         self._draining = True
         self.renew_soon()
 

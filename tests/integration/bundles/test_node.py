@@ -31,6 +31,7 @@ from escapement.testing.world import MemoryStream
 from support.faults.hanging_calls import HangingCalls, nth
 from support.storage.cluster import connected
 from support.storage.commit_pipelines import FaultyEngine
+from support.storage.virtual_node import virtual_node
 
 HOUR_MS = 3_600_000
 
@@ -39,19 +40,9 @@ def made(
     engine: Engine, data: Path, name: str, clock: VirtualClock, bundles: int, runners: Runners
 ) -> Node:
     """Return a node with the address ``NAME:7650``."""
-    address = f"{name}:7650"
     config = BrokerConfig(seed=0, limits=replace(BrokerLimits(), commit_lanes=1))
     data.mkdir()
-    return Node(
-        engine,
-        data,
-        Identity(name * 32, address),
-        address,
-        clock,
-        lambda: runners,
-        config,
-        bundles=bundles,
-    )
+    return virtual_node(engine, data, clock, name, runners=runners, config=config, bundles=bundles)
 
 
 async def stop(clock: VirtualClock, *nodes: Node) -> None:
@@ -84,15 +75,7 @@ async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_
 ) -> None:
     """B8: the broker reads the catalog before a renewal tells it that it has lost its lease."""
     engine, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
-    node = Node(
-        engine,
-        tmp_path,
-        Identity("a" * 32, "a:7650"),
-        "a:7650",
-        clock,
-        lambda: Runners.all_by(inline),
-        BrokerConfig(seed=0),
-    )
+    node = virtual_node(engine, tmp_path, clock)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
         assert [broker.bundle_id for broker in node.brokers] == [0]
@@ -120,17 +103,7 @@ async def test_bundles_share_the_connections_beside_those_that_commit(
 ) -> None:
     """B8: a node with 16 bundles fits into the 151 connections of a server with its defaults."""
     engine, clock, bundles = open_engine(mysql_url, tmp_path), VirtualClock(START_MS), 16
-    config = BrokerConfig(seed=0)
-    node = Node(
-        engine,
-        tmp_path,
-        Identity("a" * 32, "a:7650"),
-        "a:7650",
-        clock,
-        lambda: Runners.all_by(inline),
-        config,
-        bundles=bundles,
-    )
+    node = virtual_node(engine, tmp_path, clock, bundles=bundles)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
         for _ in range(30):
@@ -140,7 +113,7 @@ async def test_bundles_share_the_connections_beside_those_that_commit(
                 "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE()"
             ).rows
         # The membership, the pool, and the connection that counts.
-        assert count == config.limits.commit_lanes * bundles + 3
+        assert count == node.config.limits.commit_lanes * bundles + 3
         node.stop()
     engine.close()
 

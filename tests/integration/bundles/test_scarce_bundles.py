@@ -16,20 +16,18 @@ from escapement import testing
 from escapement.broker.config import BrokerConfig
 from escapement.broker.node.node import Node
 from escapement.broker.node.preparation import prepare
-from escapement.broker.runners import Runners
 from escapement.cli.main import run
 from escapement.errors import MissingRight
-from escapement.storage.blocking import inline
 from escapement.storage.bundles import bundle_count, set_bundle_count
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql.engine import MysqlEngine
-from escapement.storage.lease import Identity
 from escapement.storage.log.table_sets import Plan
 from escapement.storage.ownership import look_at_all
 from escapement.storage.upgrade import upgrade
 from escapement.testing.clock import START_MS, VirtualClock
 from support.database.accounts import FOUR_RIGHTS, PASSWORD, account
 from support.database.servers import SqlServer
+from support.storage.virtual_node import virtual_node
 
 PARALLELISM: Final = 1
 CONFIG: Final = BrokerConfig(seed=0, table_parallelism=PARALLELISM)
@@ -52,15 +50,7 @@ def create_sets(mysql_url: str, total: int) -> None:
 async def node_on(address: MysqlAddress, data: Path) -> AsyncIterator[tuple[Node, VirtualClock]]:
     """Run a node. It need not have started."""
     clock = VirtualClock(START_MS)
-    node = Node(
-        MysqlEngine(address),
-        data,
-        Identity("a" * 32, "a:7650"),
-        "a:7650",
-        clock,
-        lambda: Runners.all_by(inline),
-        CONFIG,
-    )
+    node = virtual_node(MysqlEngine(address), data, clock, config=CONFIG)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         yield node, clock

@@ -7,12 +7,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from escapement.broker.config import BrokerConfig
-from escapement.broker.node.node import Node
-from escapement.broker.runners import Runners
 from escapement.storage import lease as leases
 from escapement.storage import members
-from escapement.storage.blocking import inline
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 from escapement.storage.schema import migrate
@@ -20,6 +16,7 @@ from escapement.testing.clock import START_MS, VirtualClock
 from support.database.outages import Outage
 from support.metrics import plain, scrape
 from support.side_ports import side_port
+from support.storage.virtual_node import virtual_node
 
 HOUR_MS = 3_600_000
 
@@ -34,15 +31,7 @@ async def test_node_without_bundles_is_ready_only_while_it_could_take_one(
     leases.take(
         outage.database, members.register(outage.database, other, HOUR_MS, clock, "b:7650"), clock
     )
-    node = Node(
-        outage.engine,
-        tmp_path,
-        Identity("a" * 32, "a:7650"),
-        "a:7650",
-        clock,
-        lambda: Runners.all_by(inline),
-        BrokerConfig(seed=0),
-    )
+    node = virtual_node(outage.engine, tmp_path, clock)
     async with trio.open_nursery() as nursery, side_port(None, membership=node.membership) as http:
         await nursery.start(node.run)
         assert not node.brokers

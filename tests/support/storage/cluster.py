@@ -70,7 +70,7 @@ class Node:
 class Cluster:
     """The nodes, and the directory of their bundles. Use it through :func:`cluster`.
 
-    Each bundle moves only when a test says so.
+    Bundles move only when a test moves them.
     """
 
     def __init__(

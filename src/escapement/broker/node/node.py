@@ -7,8 +7,8 @@ recovers and serves. To release a bundle, the node stops its broker. That is a c
 ends, messages in flight are returned with their attempts, a checkpoint is written, clients are told
 the next owner, and the lease is released.
 
-What happens to one bundle does not disturb the others: a broker that has lost its lease ends, and a
-broker with a damaged index is started again and rebuilds it. A broker that cannot start, because it
+The bundles do not disturb each other: a broker that has lost its lease ends, and a broker with a
+damaged index is started again and rebuilds it. A broker that cannot start, because it
 lacks a table set or a connection, gives its bundle back, and the node tries it again later. Any
 other failure of a broker ends the node, because its cause is unknown.
 """

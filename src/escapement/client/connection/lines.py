@@ -135,7 +135,7 @@ class Lines:
     async def look_up(self, names: list[str]) -> list[int]:
         """Ask a broker for the bundles of topics, all together, until it answers.
 
-        The answer also tells how many bundles there are.
+        The answer also has the number of bundles.
         """
         deadline_s = anyio.current_time() + self.settings.request_timeout_s
         retry = Retry(self.settings.reconnect_first_s, self.settings.reconnect_longest_s)
