@@ -155,7 +155,7 @@ class Broker:
             due from then on and all that are published from now on (shared), or messages that the
             broker accepted from then on (exclusive and failover).
           permits: the size of the delivery buffer: how many messages the broker may send before
-            the application receives them.
+            the application receives them. 0 is for a consumer that calls ``pull``.
           ack_wait: how long a received message may stay unacknowledged before the broker
             redelivers it; None selects the setting of the subscription. The broker refuses a
             time longer than the subscription's ``max_backoff``.

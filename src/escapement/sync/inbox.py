@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from escapement.client.constructor import internal
+from escapement.client.consuming import batch as received
 from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.delivery_times import Delay, Where
@@ -137,6 +138,14 @@ class Inbox:
             return batch or self._fetch(left_s)
 
         return self._in_turn(take, timeout_s)
+
+    def pull(self, count: int, timeout_s: float | None = None) -> list[Batch]:
+        """Pull messages: wait until there are any, and return at most ``count``.
+
+        See ``escapement.Inbox.pull``. Only one thread may pull at a time.
+        """
+        self._loop.check_may_wait()
+        return [self._own(found) for found in self._loop.call(self._inbox.pull, count, timeout_s)]
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Acknowledge messages, so that they are not redelivered; see ``escapement.Inbox.ack``."""
@@ -285,21 +294,23 @@ class Inbox:
                 if not self._inbox._closed:
                     raise
             found = await self._inbox.next_batch(timeout_s)
-            if found is None:
-                return None
-            batch = self._batch_type()(
-                self,
-                found.offsets,
-                found.due_ms,
-                found._attempts,
-                found._redelivered,
-                found.messages,
-                found._source,
-            )
-            batch._voided = self._inbox._voided
-            return batch
+            return None if found is None else self._own(found)
 
         return self._loop.call(fetch)
+
+    def _own(self, found: received.Batch) -> Batch:
+        """Return a batch of the async consumer as one of this consumer."""
+        batch = self._batch_type()(
+            self,
+            found.offsets,
+            found.due_ms,
+            found._attempts,
+            found._redelivered,
+            found.messages,
+            found._source,
+        )
+        batch._voided = self._inbox._voided
+        return batch
 
 
 class Batch(Delivery["Message"]):

@@ -142,15 +142,15 @@ class Sender:
             waited = True
             await trio.sleep(_PAUSE_S)
         # When a consumer leaves, its subscription takes back unsent messages without an attempt.
-        if consumer.closed or consumer.halted:
+        if consumer.closed:
             return waited
         if not fresh:
             now_ms = self._clock.now_ms()
-            if subscription.throttle.is_paused(now_ms):
+            if subscription.throttle.is_paused(now_ms) or consumer.halts != hand.halts:
                 subscription.put_back(hand, now_ms)
                 return waited
             held = hand.rows.pick(subscription.still_held(hand))
-            consumer.permits += hand.rows.height - held.height
+            consumer.give_back(hand.rows.height - held.height, hand.halts)
             if held.height < rows.height:
                 batch = batch.take(np.flatnonzero(np.isin(rows.offsets, held.offsets)))
                 rows = held
@@ -265,7 +265,7 @@ def _still_wanted(subscription: Subscription, hands: Sequence[HandOver]) -> list
     for hand in hands:
         rows = hand.rows.pick(subscription.still_held(hand))
         if hand.consumer.closed or not rows.height:
-            hand.consumer.permits += hand.rows.height
+            hand.consumer.give_back(hand.rows.height, hand.halts)
         else:
             parts.append(_Part(hand, rows))
     return parts

@@ -23,7 +23,6 @@ from escapement.field import Field
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position
 from escapement.protocol import commands as wire
-from escapement.protocol.limits import MAX_PERMITS
 from escapement.storage.catalog.catalog import Kind
 
 # The most messages that one Ack may name by ranges.
@@ -124,7 +123,7 @@ class Consumers(RequestHandler):
     def _halt(self, command: wire.Halt) -> None:
         handle = self._handles.find(command.consumer_id)
         if handle is not None:
-            handle.consumer.halted = True
+            handle.consumer.halt()
         self._outbound.send(wire.Done(command.request_id))
 
     # -- commands of consumers -----------------------------------------------------------
@@ -133,8 +132,7 @@ class Consumers(RequestHandler):
         handle = self._handles.find(command.consumer_id)
         if handle is None:
             return  # it was closed while the credit was on its way
-        consumer = handle.consumer
-        consumer.permits = min(consumer.permits + command.permits, MAX_PERMITS)
+        handle.consumer.grant(command.permits)
         self._broker.consuming.wake(handle)
 
     async def _ack(self, command: wire.Ack) -> None:

@@ -707,7 +707,7 @@ class Subscription(ABC):
         late_ms = now_ms - wanted_ms
         self._totals.lateness_ms.add(late_ms[rows.attempts == 1] if again else late_ms)
         return [
-            HandOver(consumer, own, delivery_id)
+            HandOver(consumer, own, delivery_id, consumer.halts)
             for (consumer, _), (delivery_id, own) in zip(takers, made, strict=True)
         ]
 
@@ -727,7 +727,7 @@ class Subscription(ABC):
 
     def put_back(self, hand: HandOver, now_ms: int) -> None:
         """Make a run's messages ready again, because it must not be sent. No attempt counts."""
-        hand.consumer.permits += hand.rows.height
+        hand.consumer.give_back(hand.rows.height, hand.halts)
         held = hand.rows.offsets[self.still_held(hand)]
         self._return_untried(self.in_flight.take_back(held, hand.consumer.id), 0, now_ms)
 

@@ -10,6 +10,9 @@ has a fixed number of permits, and each is in one of three states:
 When half of all permits are free, the consumer grants them to the broker again. So the broker does
 not run out of permits, and the consumer does not send a command for every message.
 
+A consumer that pulls has no permits between two pulls. The application takes all messages of a pull
+at once.
+
 This module is pure: it sends nothing.
 """
 
@@ -107,6 +110,22 @@ class DeliveryBuffer:
         self.clear()
         self._credit = self._permits
         return given
+
+    def begin_pull(self, permits: int) -> None:
+        """Begin a pull of at most ``permits`` messages. ``grant_all`` then returns its permits."""
+        assert self.empty, "messages of another pull"
+        assert not self._permits, "another pull is in progress"
+        self._permits = permits
+
+    def stop_pull(self) -> None:
+        """Grant no permits of the pull again if the connection is lost."""
+        self._permits = 0
+
+    def end_pull(self) -> list[Batch]:
+        """Remove and return the messages of the pull, whose permits are void now."""
+        pulled = list(self._waiting)
+        self.clear()
+        return pulled
 
     def clear(self) -> None:
         """Discard the buffered messages and all granted permits, when the connection has ended."""

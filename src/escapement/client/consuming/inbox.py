@@ -93,9 +93,9 @@ class Inbox(Attached):
         key_range: KeyRange,
     ) -> None:
         super().__init__(line)
-        if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
+        if type(permits) is not int or not 0 <= permits <= MAX_PERMITS:
             raise InvalidRequest(
-                f"permits must be an integer from 1 to {MAX_PERMITS}, not {permits!r}"
+                f"permits must be an integer from 0 to {MAX_PERMITS}, not {permits!r}"
             )
         if kind not in SUBSCRIPTION_KINDS:
             raise InvalidRequest(f"kind must be shared, exclusive or failover, not {kind!r}")
@@ -114,6 +114,8 @@ class Inbox(Attached):
         self._subscription_id = 0
         self._loads = serializer(choice).loads
         self._buffer = DeliveryBuffer(permits)
+        self._only_pulls = permits == 0
+        self._pulling = False
         self._received = 0
         self._arrived = Promise()
         self._acks = AckQueue(Retry())
@@ -196,6 +198,57 @@ class Inbox(Attached):
         self._give_credit()
         return batch
 
+    async def pull(self, count: int, timeout_s: float | None = None) -> list[Batch]:
+        """Pull messages: wait until there are any, and return at most ``count``.
+
+        Between two pulls this consumer gets no messages. So no message waits in its buffer while
+        other consumers of the subscription have nothing to do. Open it with ``permits=0``. If this
+        call is cancelled, the broker redelivers the messages without counting an attempt.
+
+        Args:
+          count: the most messages to return.
+          timeout_s: how long to wait for the first message, in seconds; None waits without limit.
+
+        Returns:
+          The messages in batches. It is empty if none arrives in time or this consumer is closed.
+
+        Raises:
+          InvalidRequest: if ``count`` is not valid, this consumer was not opened with
+            ``permits=0``, or another pull is in progress.
+          EscapementError: if the broker has closed this consumer, or the connection is closed.
+        """
+        if type(count) is not int or not 1 <= count <= MAX_PERMITS:
+            raise InvalidRequest(f"count must be an integer from 1 to {MAX_PERMITS}, not {count!r}")
+        if not self._only_pulls:
+            raise InvalidRequest("only a consumer that was opened with permits=0 can pull")
+        if self._pulling:
+            raise InvalidRequest("another pull of this consumer is in progress")
+        self._check()
+        self._pulling = True
+        try:
+            return await self._pull(count, timeout_s)
+        finally:
+            self._pulling = False
+
+    async def _pull(self, count: int, timeout_s: float | None) -> list[Batch]:
+        self._buffer.begin_pull(count)
+        if self._state is State.READY:
+            self._allow(self._buffer.grant_all())
+        try:
+            await self._some(timeout_s)
+            await self._stop_pull()
+        except BaseException:
+            with anyio.move_on_after(self._line.settings.close_timeout_s, shield=True):
+                await self._stop_pull()
+            self._return(wire.Release, self._buffer.waiting(), 0)
+            self._buffer.end_pull()
+            raise
+        return self._buffer.end_pull()
+
+    async def _stop_pull(self) -> None:
+        self._buffer.stop_pull()
+        await self._halt()
+
     async def _some(self, timeout_s: float | None) -> None:
         """Wait until the delivery buffer has messages, the time has passed, or this is closed.
 
@@ -213,6 +266,8 @@ class Inbox(Attached):
                 await self._arrival()
 
     async def _arrival(self) -> None:
+        if self._only_pulls and not self._pulling:
+            raise InvalidRequest("this consumer was opened with permits=0: call pull")
         while self._buffer.empty and not self._closed:
             self._check()
             if self._arrived.settled:
@@ -224,7 +279,7 @@ class Inbox(Attached):
             self._allow(permits)
 
     def _allow(self, permits: int) -> None:
-        if not self._leaving:
+        if permits and not self._leaving:
             self._line.send(wire.Flow(self._id, permits))
 
     # -- acknowledging ---------------------------------------------------------------
@@ -465,6 +520,7 @@ class Inbox(Attached):
         with anyio.move_on_after(self._line.settings.close_timeout_s):
             try:
                 await self._drain()
+                self._leaving = True
                 await self._halt()
             finally:
                 if self._state is State.READY:
@@ -482,7 +538,6 @@ class Inbox(Attached):
 
     async def _halt(self) -> None:
         """Stop deliveries, and wait until all messages that the broker has sent have arrived."""
-        self._leaving = True
         if self._state is State.READY:
             with suppress(EscapementError):
                 await self._line.ask(lambda number: wire.Halt(number, self._id))
@@ -589,8 +644,7 @@ class Inbox(Attached):
             self._subscription_id = command.subscription_id
             self._voided += 1
             self._returned.clear()
-            if permits := self._buffer.grant_all():
-                self._allow(permits)
+            self._allow(self._buffer.grant_all())
 
     def _batch_type(self) -> type[Batch]:
         """Return the class of the batches that this consumer delivers."""

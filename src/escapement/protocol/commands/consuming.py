@@ -258,9 +258,10 @@ class ConsumerRewound(Command):
 
 @command(37, "client")
 class Halt(Command):
-    """A request to deliver nothing more to a consumer that is about to close.
+    """A request to deliver nothing more to a consumer, which is about to close, or has enough.
 
-    The broker answers with Done after the last Deliver.
+    The permits of the consumer become void. The broker answers with Done after the last Deliver. A
+    Flow after it lets the consumer continue.
     """
 
     request_id: Id

@@ -495,7 +495,7 @@ async def test_refused_subscription_is_raised_and_cancelled_one_is_closed() -> N
         with pytest.raises(Conflict, match="exclusive"):
             async with broker.consumer("t", "s", kind="exclusive"):
                 pass
-        for arguments in ({"kind": "queue"}, {"position": "middle"}, {"permits": 0}):
+        for arguments in ({"kind": "queue"}, {"position": "middle"}, {"permits": -1}):
             with pytest.raises(InvalidRequest):
                 async with broker.consumer("t", "s", **arguments):
                     pass

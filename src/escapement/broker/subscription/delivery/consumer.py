@@ -1,7 +1,8 @@
 """One consumer of one subscription, as the broker sees it.
 
-A consumer grants *permits*: the number of further messages that it accepts. Messages are sent
-through the consumer's *outlet*, which its session provides. So this module needs no sockets.
+A consumer grants *permits*: the number of further messages that it accepts. When it halts, all its
+permits are void, and it gets nothing before it grants new ones. Messages are sent through the
+consumer's *outlet*, which its session provides. So this module needs no sockets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.backoff import BackOff
 from escapement.errors import EscapementError
 from escapement.message import MessageBatch
+from escapement.protocol.limits import MAX_PERMITS
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.traits import KeyRange
 
@@ -62,7 +64,7 @@ class Consumer:
         "asked_ack_wait_ms",
         "back_off",
         "closed",
-        "halted",
+        "halts",
         "id",
         "key_range",
         "name",
@@ -98,7 +100,7 @@ class Consumer:
         self.outlet = outlet
         self.permits = 0
         self.closed = False
-        self.halted = False  # it is about to leave, and gets no more messages
+        self.halts = 0  # how often it has halted
         self.asked_ack_wait_ms = ack_wait_ms
         self._default_ack_wait_ms = default_ack_wait_ms
         self.back_off = BackOff(ack_wait_ms)
@@ -112,9 +114,27 @@ class Consumer:
             policy.jitter,
         )
 
+    def grant(self, permits: int) -> None:
+        """Accept this many more messages."""
+        self.permits = min(self.permits + permits, MAX_PERMITS)
+
+    def halt(self) -> None:
+        """Accept no more messages. The permits of runs that are not sent yet are void, too."""
+        self.halts += 1
+        self.permits = 0
+
+    def give_back(self, permits: int, halts: int) -> None:
+        """Take permits back for messages that were not sent.
+
+        Args:
+          halts: how often the consumer had halted when it was to get the messages.
+        """
+        if halts == self.halts:
+            self.permits += permits
+
     @property
     def capacity(self) -> int:
         """The number of messages that the consumer may be sent now."""
-        if self.closed or self.halted or not self.outlet.has_room:
+        if self.closed or not self.outlet.has_room:
             return 0
         return self.permits

@@ -15,5 +15,6 @@ class HandOver(NamedTuple):
     consumer: Consumer
     rows: Rows
     delivery_id: int
+    halts: int  # how often the consumer had halted when the run was put in flight
     batch: MessageBatch | None = None
     tried: bool = False  # whether the messages have waited out a back-off
