@@ -50,6 +50,10 @@ _COMMANDS: Final = {
         "Check the machine, the data directory and the databases of a broker.",
     ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
+    "gateway": (
+        "escapement.cli.operation.gateway",
+        "Serve messages over HTTP, for programs in any language.",
+    ),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "migrate": (
         "escapement.cli.operation.migrate",

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +26,6 @@ from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin.admin import VERBS, Admin
 from escapement.broker.admin.arguments import Plain
 from escapement.broker.broker import Broker
-from escapement.broker.side_port import json_values
 from escapement.broker.side_port.access import caller_of
 from escapement.broker.side_port.collector import families_of, render
 from escapement.broker.side_port.detailed import DetailedFamilies
@@ -37,6 +35,8 @@ from escapement.broker.side_port.readings import take_readings
 from escapement.broker.side_port.refusals import failed, no_such_route, refusal
 from escapement.broker.side_port.shown import Shown
 from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound, WrongBundle
+from escapement.http import json_values
+from escapement.http.body import read_body
 from escapement.names import NamespaceName
 from escapement.protocol.bundle_verbs import MERGED, SOUGHT
 
@@ -128,7 +128,7 @@ class SidePortApp:
             raise InvalidRequest(
                 "Send the arguments with the header Content-Type: application/json."
             )
-        arguments = json_values.decode(await _body(request))
+        arguments = json_values.decode(await read_body(request, MOST_BODY_BYTES))
         if verb in MERGED:
             brokers = self._shown.brokers_of_all()
             answers = await self._answers(brokers, verb, arguments, request)
@@ -204,16 +204,6 @@ async def _off(request: Request) -> Response:
 
 def _result(result: Plain) -> Response:
     return Response(json_values.encode(result), media_type="application/json")
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async with aclosing(request.stream()) as stream:
-        async for part in stream:
-            body += part
-            if len(body) > MOST_BODY_BYTES:
-                raise InvalidRequest(f"The body has more than {MOST_BODY_BYTES} bytes.")
-    return bytes(body)
 
 
 def _rendered(body: bytes, content_type: str) -> Response:

@@ -9,15 +9,11 @@ from typing import Any, Final
 
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.side_port.parameters import parameters_of
-from escapement.broker.side_port.refusals import STATUSES, Error
+from escapement.broker.side_port.refusals import Error
 from escapement.broker.side_port.schemas import Schemas
+from escapement.http.statuses import codes_by_status
 
 PREFIX: Final = "/admin/v1"
-# The statuses of refused and failed requests, with the codes of their errors.
-_REFUSALS: Final = {
-    status: " or ".join(sorted(kind.code for kind, one in STATUSES.items() if one is status))
-    for status in sorted(set(STATUSES.values()))
-}
 
 
 def path_of(verb: str) -> str:
@@ -73,7 +69,7 @@ def _operation(verb: str, schemas: Schemas) -> dict[str, Any]:
             "200": _response("The result of the verb.", schemas.of_result(VERBS[verb])),
             **{
                 str(int(status)): _response(f"{status.phrase}: {codes}.", schemas.of(Error))
-                for status, codes in _REFUSALS.items()
+                for status, codes in codes_by_status().items()
             },
         },
     }

@@ -10,36 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from escapement.broker.side_port.access import Refused
-from escapement.errors import (
-    AccessDenied,
-    AlreadyExists,
-    Busy,
-    Conflict,
-    EscapementError,
-    InvalidRequest,
-    NotFound,
-    ShuttingDown,
-    StorageUnavailable,
-    Unauthenticated,
-    WrongBundle,
-)
+from escapement.errors import EscapementError
+from escapement.http.statuses import status_of
 
 _FAILED: Final = HTTPStatus.INTERNAL_SERVER_ERROR
-STATUSES: Final[dict[type[EscapementError], HTTPStatus]] = {
-    Unauthenticated: HTTPStatus.UNAUTHORIZED,
-    AccessDenied: HTTPStatus.FORBIDDEN,
-    Refused: HTTPStatus.FORBIDDEN,
-    NotFound: HTTPStatus.NOT_FOUND,
-    AlreadyExists: HTTPStatus.CONFLICT,
-    Conflict: HTTPStatus.CONFLICT,
-    InvalidRequest: HTTPStatus.BAD_REQUEST,
-    WrongBundle: HTTPStatus.MISDIRECTED_REQUEST,
-    Busy: HTTPStatus.SERVICE_UNAVAILABLE,
-    ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
-    StorageUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    EscapementError: _FAILED,
-}
 
 
 class Error(TypedDict):
@@ -55,7 +29,7 @@ class Error(TypedDict):
 
 def refusal(error: EscapementError) -> Response:
     """Return the answer to a request that ended with an error of ours."""
-    status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+    status = status_of(error)
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     body = Error(error=error.code, message=str(error), retryable=error.retryable)
     return _answer(status, body, headers)

@@ -59,7 +59,7 @@ class TokenSource:
                     f"The token cannot be read from {origin}: {reason}. Check the path and its "
                     "permissions."
                 ) from None
-        if text is None:
+        if not text:
             return ""
         try:
             return Token.parse(text.strip()).text

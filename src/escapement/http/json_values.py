@@ -1,4 +1,4 @@
-"""Arguments and results of verbs as JSON. Bytes are ``{"base64": "…"}`` in both directions."""
+"""Arguments and results as JSON. Bytes are ``{"base64": "…"}`` in both directions."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def encode(value: Any) -> bytes:
     except ValueError:
         text = json.dumps(_finite(value), default=_wrapped, ensure_ascii=False)
     return text.encode()
+
+
+def restored(value: Any) -> Any:
+    """Return a value that was decoded elsewhere, with bytes in the place of their objects.
+
+    Raises:
+      InvalidRequest: if an object has text that is not base64.
+    """
+    if isinstance(value, dict):
+        return _unwrapped({name: restored(one) for name, one in value.items()})
+    return [restored(one) for one in value] if isinstance(value, list) else value
 
 
 def _finite(value: Any) -> Any:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.side_port.json_values import decode, encode
 from escapement.errors import InvalidRequest
+from escapement.http.json_values import decode, encode
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary(),

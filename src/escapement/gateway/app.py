@@ -1,0 +1,146 @@
+"""The gateway as a Starlette application: it checks requests, and carries out operations."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from escapement.errors import Busy, EscapementError, Unauthenticated
+from escapement.gateway import messages, publishing, receiving
+from escapement.gateway.clients import Clients
+from escapement.gateway.openapi import PREFIX, document
+from escapement.gateway.operation import BYTES, JSON, Answer, Call, Operation
+from escapement.gateway.problem import failed, no_such_route, problem
+from escapement.http.body import read_body
+from escapement.http.sender import Refused, bearer_token, check_without_token, is_local
+from escapement.names import TopicName
+
+# The most bytes of the body of a request.
+MOST_BODY_BYTES: Final = 8 << 20
+# The most requests at once, beside those that wait for messages, and the most of these. Further
+# ones get 503. The bodies of all requests have a bound, too.
+MOST_REQUESTS: Final = 256
+MOST_WAITING: Final = 1000
+MOST_BYTES: Final = 128 << 20
+
+OPERATIONS: Final = [*publishing.OPERATIONS, *messages.OPERATIONS, *receiving.OPERATIONS]
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class GatewayApp:
+    """The application.
+
+    Args:
+      clients: the clients of the tokens of requests.
+
+    Attributes:
+      asgi: the ASGI application.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._requests = self._waiting = self._bytes = 0
+        routes = [Route("/livez", _live), Route("/openapi.json", _openapi)]
+        routes += [
+            Route(PREFIX + one.path, self._answering(one), methods=[one.method])
+            for one in OPERATIONS
+        ]
+        self.asgi = Starlette(
+            routes=routes, exception_handlers={HTTPException: no_such_route, Exception: failed}
+        )
+
+    def _answering(self, operation: Operation) -> Handler:
+        """Return a handler that carries out an operation, and answers with errors."""
+        carry_out = self._wait if operation is _RECEIVE else self._work
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await carry_out(operation, request)
+            except EscapementError as error:
+                return problem(error)
+
+        return handle
+
+    async def _work(self, operation: Operation, request: Request) -> Response:
+        if self._requests >= MOST_REQUESTS:
+            raise Busy(f"{MOST_REQUESTS} requests are in progress. Try again.")
+        self._requests += 1
+        try:
+            return await self._carry_out(operation, request)
+        finally:
+            self._requests -= 1
+
+    async def _wait(self, operation: Operation, request: Request) -> Response:
+        if self._waiting >= MOST_WAITING:
+            raise Busy(f"{MOST_WAITING} requests wait for messages. Try again.")
+        self._waiting += 1
+        try:
+            return await self._carry_out(operation, request)
+        finally:
+            self._waiting -= 1
+
+    async def _carry_out(self, operation: Operation, request: Request) -> Response:
+        path = request.path_params
+        topic = TopicName.parse("{tenant}/{namespace}/{topic}".format_map(path)).full
+        headers, query = operation.headers_of(request), operation.query_of(request)
+        token = _token_of(request)
+        body = await read_body(request, MOST_BODY_BYTES)
+        if self._bytes + len(body) > MOST_BYTES:
+            raise Busy("The requests in progress are too large. Try again.")
+        self._bytes += len(body)
+        try:
+            given = operation.body_of(body, request.headers.get("content-type", ""))
+            async with self._clients.use(token) as client:
+                call = Call(client, topic, path, headers, query, given, request)
+                return _response(operation, await operation.act(call))
+        finally:
+            self._bytes -= len(body)
+
+
+_RECEIVE: Final = next(one for one in OPERATIONS if one.name == "receive")
+
+
+def _token_of(request: Request) -> str:
+    """Return the token of a request.
+
+    Raises:
+      Unauthenticated: if it has none, and comes from another machine.
+      Refused: if it has none, and may come from a web site or through a proxy.
+    """
+    token = bearer_token(request)
+    if token:
+        return token
+    if not is_local(request):
+        raise Unauthenticated("Send a token: Authorization: Bearer TOKEN.")
+    check_without_token(request)
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"{request.url.scheme}://{request.headers['host']}":
+        raise Refused("A web site has sent the request, without a token.")
+    return ""
+
+
+def _response(operation: Operation, answer: Answer) -> Response:
+    if answer.result is None:
+        return Response(status_code=operation.status, headers=answer.headers)
+    if isinstance(answer.result, bytes):
+        # A browser must not take a payload for a page.
+        headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
+        return Response(answer.result, operation.status, headers, BYTES)
+    body = msgspec.json.encode(answer.result)
+    return Response(body, operation.status, answer.headers, JSON)
+
+
+async def _live(request: Request) -> Response:
+    return Response("alive\n", media_type="text/plain")
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(document(OPERATIONS))

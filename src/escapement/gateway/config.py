@@ -1,0 +1,52 @@
+"""The configuration of the gateway, and what makes it unsafe or impossible."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from escapement.errors import InvalidRequest
+from escapement.loopback import is_loopback
+
+DEFAULT_GATEWAY_PORT: Final = 7652
+_PACKAGES: Final = ("starlette", "hypercorn", "msgspec")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Where the gateway listens.
+
+    Attributes:
+      tls_cert, tls_key: PEM files, for HTTPS; both or neither.
+    """
+
+    host: str
+    port: int
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def check(self, *, insecure: bool) -> None:
+        """Check that the gateway can be served and may be.
+
+        Args:
+          insecure: whether the operator allows plain HTTP on addresses that other machines reach.
+
+        Raises:
+          InvalidRequest: if a package is missing, TLS is incomplete, or tokens could be overheard.
+        """
+        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            raise InvalidRequest(
+                f"The gateway needs packages that are not installed ({', '.join(missing)}). "
+                "Install them with: pip install 'escapement[http]'"
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidRequest("--tls-cert and --tls-key need each other.")
+        if self.tls_cert is None and not insecure and not is_loopback(self.host):
+            raise InvalidRequest(
+                f"--listen {self.host} is not a loopback address, and without TLS everyone on the "
+                "network can read the tokens of requests. Give --tls-cert and --tls-key. Behind a "
+                "proxy that ends TLS, allow plain HTTP with --insecure."
+            )
