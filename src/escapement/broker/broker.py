@@ -190,8 +190,9 @@ class Broker:
             await run(migrate, self._engine)
             await run(create_views, self._engine)
         lease = await run(self._take)
+        what = f"bundle {self.bundle_id}" if self.directory.count > 1 else "the log"
         _log.info(
-            "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch
+            "lease.taken", "the broker owns %s, epoch %d", what, lease.epoch, epoch=lease.epoch
         )
         self._keeper = LeaseKeeper(self._membership, lease, self._renewed, self._read_only)
         try:
