@@ -27,9 +27,9 @@ def test_a_bundle_is_pinned_and_unpinned(say: Say) -> None:
     """B8."""
     (node,) = json.loads(say("admin", "cluster", "status", "-o", "json"))["nodes"]
     pinned = say("admin", "cluster", "move", "0", node["id"][:6])
-    assert pinned.splitlines()[-1].split() == ["pinned", "to", node["name"]]
+    assert pinned.splitlines()[-2].split() == ["pinned", "to", node["name"]]
     pinned = say("admin", "cluster", "move", "0", "--anywhere")
-    assert pinned.splitlines()[-1].split() == ["pinned", "to", "-"]
+    assert pinned.splitlines()[-2].split() == ["pinned", "to", "-"]
     assert "no bundle 9" in say("admin", "cluster", "move", "9", node["name"], fails=1)
 
 

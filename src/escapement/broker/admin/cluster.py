@@ -35,6 +35,7 @@ class ClusterBundle(TypedDict):
     epoch: int
     free: bool
     pinned_to: str | None
+    pinned_to_id: str | None
 
 
 class ClusterStatus(TypedDict):
@@ -114,6 +115,7 @@ def _bundle(view: ClusterView, bundle_id: int) -> ClusterBundle:
         "epoch": row.epoch,
         "free": row.free,
         "pinned_to": (row.pinned_to or None) if wanted is None else wanted.name,
+        "pinned_to_id": row.pinned_to or None,
     }
 
 

@@ -19,6 +19,9 @@ _NODES: Final = ("id", "name", "address", "draining", "bundles", "left_ms", "her
 _BUNDLES: Final = ("bundle", "owner", "address", "epoch", "free", "pinned_to")
 # How often a command that waits asks the broker.
 _POLL_S: Final = 0.2
+# How long ``move`` waits. A node that is well takes a bundle within a few seconds; otherwise
+# another one stands in for it after two renewals.
+_MOVE_TIMEOUT_S: Final = 60.0
 
 _node_argument = click.argument("node")
 
@@ -105,18 +108,60 @@ def undrain_node(admin: AdminCommand, node: str) -> None:
     admin.ask("cluster.undrain", print_record, node=node)
 
 
-@verb(cluster, "move", "3 127.0.0.1:7650", "3 --anywhere")
+@verb(cluster, "move", "3 127.0.0.1:7650", "3 127.0.0.1:7650 --no-wait", "3 --anywhere")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the node owns the bundle.")
 @click.option("--anywhere", is_flag=True, help="Let the nodes choose the owner again.")
 @click.argument("bundle", type=click.IntRange(min=0))
 @click.argument("node", required=False)
-def move_bundle(admin: AdminCommand, bundle: int, node: str | None, anywhere: bool) -> None:
+def move_bundle(
+    admin: AdminCommand, bundle: int, node: str | None, anywhere: bool, no_wait: bool
+) -> None:
     """Move a bundle to a node, and keep it there while that node lives.
 
     If the node ends or is drained, another node takes the bundle. It returns when the node is back.
+    With --anywhere, the command does not wait.
     """
     if anywhere is (node is not None):
         raise click.UsageError("Give a NODE, or --anywhere.")
-    admin.ask("cluster.move", print_record, bundle=bundle, node=node)
+    found = admin.answer("cluster.move", bundle=bundle, node=node)
+    if not anywhere and not no_wait:
+        line = ProgressLine()
+        try:
+            found = admin.work(lambda broker: until_moved(broker, found, line))
+        finally:
+            line.end()
+    admin.tell(found, print_record)
+
+
+async def until_moved(broker: Broker, pinned: dict[str, Any], line: ProgressLine) -> dict[str, Any]:
+    """Wait until the node to which a bundle is pinned owns it. Return the row of the bundle.
+
+    Args:
+      pinned: the row of the bundle when it was pinned.
+
+    Raises:
+      Conflict: if the bundle was pinned elsewhere, or the node does not take it in time.
+    """
+    bundle, name, node_id = (pinned[key] for key in ("bundle", "pinned_to", "pinned_to_id"))
+    with trio.move_on_after(_MOVE_TIMEOUT_S):
+        while True:
+            status = await broker.admin("cluster.status")
+            row: dict[str, Any] = status["bundles"][bundle]
+            if row["owner_id"] == node_id:
+                return row
+            if row["pinned_to_id"] != node_id:
+                raise Conflict(f"bundle {bundle} was moved elsewhere meanwhile")
+            if all(one["draining"] for one in status["nodes"] if one["id"] == node_id):
+                raise Conflict(
+                    f"{name} has ended or drains. Bundle {bundle} moves there when it is back"
+                )
+            if line.wants:
+                line.tell(f"{row['owner'] or 'no node'} owns bundle {bundle}")
+            await trio.sleep(_POLL_S)
+    raise Conflict(
+        f"{name} did not take bundle {bundle} within {_MOVE_TIMEOUT_S:.0f} s. The bundle moves"
+        " there as soon as the node can take it. Read the log of that node"
+    )
 
 
 @verb(cluster, "bundles", "16")
