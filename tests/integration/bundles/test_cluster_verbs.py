@@ -63,6 +63,7 @@ async def test_status_shows_live_nodes_and_the_owner_of_each_bundle(
             "address": "other.example:7650",
             "draining": False,
             "bundles": 0,
+            "load_per_s": 0,
             "here": False,
         }
         assert found["bundles"][0] == {

@@ -21,6 +21,7 @@ class ClusterNode(TypedDict):
     address: str
     draining: bool
     bundles: int
+    load_per_s: int
     left_ms: int
     here: bool
 
@@ -97,6 +98,7 @@ def _node(broker: Broker, view: ClusterView, node_id: str) -> ClusterNode:
         "address": node.address,
         "draining": node.draining,
         "bundles": view.bundles_of(node_id),
+        "load_per_s": node.load_per_s,
         "left_ms": node.left_ms,
         "here": node_id == broker.identity.owner_id,
     }
