@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +239,31 @@ async def test_status_shows_the_messages_per_second_of_a_node(
             await clock.advance(ms=period_ms)
             assert await load() == 30
         await stop(clock, node)
+
+
+async def test_operators_are_told_once_that_a_node_has_no_topics(
+    tmp_path: Path,
+    mysql_url: str,
+    mock_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """B8: until there are as many bundles as nodes."""
+    caplog.set_level(logging.INFO)
+    engine, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
+    first = made(engine, tmp_path / "a", "a", clock, 1, Runners.all_by(inline))
+    second = made(engine, tmp_path / "b", "b", clock, 1, Runners.all_by(inline))
+    async with trio.open_nursery() as nursery:
+        running = Running(nursery)
+        await running.start("a:7650", first)
+        await running.start("b:7650", second)
+        async with connected(running) as client:
+            await clock.advance(seconds=3)
+            hint = (await client.admin("cluster.status"))["hint"]
+            assert hint.startswith("2 nodes share 1 bundle: one of them has no topics.")
+            await client.admin("cluster.bundles", count=2)
+            await clock.advance(seconds=3)
+            assert (await client.admin("cluster.status"))["hint"] is None
+        await stop(clock, first, second)
+    told = [one.message for one in caplog.records if getattr(one, "event", "") == "node.hint"]
+    assert told == [hint] * 2
+    engine.close()

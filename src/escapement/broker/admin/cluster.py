@@ -40,10 +40,11 @@ class ClusterBundle(TypedDict):
 
 
 class ClusterStatus(TypedDict):
-    """The nodes and bundles of a database."""
+    """The nodes and bundles of a database, and advice to the operator."""
 
     nodes: list[ClusterNode]
     bundles: list[ClusterBundle]
+    hint: str | None
 
 
 class BundleCount(TypedDict):
@@ -62,6 +63,7 @@ async def _status(broker: Broker, given: Arguments) -> ClusterStatus:
             (_node(broker, view, id) for id in view.nodes), key=lambda one: one["name"]
         ),
         "bundles": [_bundle(view, id) for id in sorted(view.bundles)],
+        "hint": view.hint,
     }
 
 

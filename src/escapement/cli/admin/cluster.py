@@ -15,8 +15,10 @@ from escapement.client.broker import Broker
 from escapement.errors import Conflict
 from escapement.storage.bundles import MAX_BUNDLES
 
-_NODES: Final = ("id", "name", "address", "draining", "bundles", "left_ms", "here")
-_BUNDLES: Final = ("bundle", "owner", "address", "epoch", "free", "pinned_to")
+_NODES: Final = ("id", "address", "draining", "bundles", "load_per_s", "left", "here")
+_BUNDLES: Final = ("bundle", "owner", "epoch", "free", "pinned_to")
+# The least characters of an id in a table. The whole id has 32.
+_SHORT_ID: Final = 8
 # How often a command that waits asks the broker.
 _POLL_S: Final = 0.2
 # How long ``move`` waits. A node that is well takes a bundle within a few seconds; otherwise
@@ -39,16 +41,47 @@ def cluster() -> None:
 def show_status(admin: AdminCommand) -> None:
     """Show the live nodes, and the owner of each bundle.
 
-    "here" marks the node that answered. "left" is the time after which other nodes take the bundles
-    of a node that does not renew its lease.
+    "here" marks the node that answered. "load per s" is the number of messages per second that the
+    node publishes and delivers. "left" is the time after which other nodes take the bundles of a
+    node that does not renew its lease. With -o json, ids are whole.
     """
-    admin.ask("cluster.status", _print_status)
+    admin.ask("cluster.status", print_status)
 
 
-def _print_status(status: dict[str, Any]) -> None:
-    print_rows(status["nodes"], _NODES, "no live nodes")
+def print_status(status: dict[str, Any]) -> None:
+    """Print the nodes and bundles of a database, with ids as short as they are unique."""
+    nodes, bundles = status["nodes"], status["bundles"]
+    ids = [one["id"] for one in nodes]
+    length = _SHORT_ID
+    while len({id[:length] for id in ids}) < len(ids):
+        length += 1
+    names = {one["id"]: one["address"] or one["name"] for one in nodes}
+
+    def name_of(id: str | None) -> str | None:
+        return None if id is None else names.get(id, id[:length])
+
+    rows = [
+        {**_readable(one), "id": one["id"][:length], "address": names[one["id"]]} for one in nodes
+    ]
+    print_rows(rows, _NODES, "no live nodes")
     click.echo()
-    print_rows(status["bundles"], _BUNDLES, "no bundles")
+    rows = [
+        {**one, "owner": name_of(one["owner_id"]), "pinned_to": name_of(one["pinned_to_id"])}
+        for one in bundles
+    ]
+    print_rows(rows, _BUNDLES, "no bundles")
+    if status["hint"]:
+        click.echo(f"\n{status['hint']}")
+
+
+def _print_node(node: dict[str, Any]) -> None:
+    print_record(_readable(node))
+
+
+def _readable(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a node with the rest of its lease in seconds."""
+    left = {"left": f"{node['left_ms'] / 1000:.1f} s"}
+    return {key: value for key, value in node.items() if key != "left_ms"} | left
 
 
 @verb(cluster, "drain", "127.0.0.1:7650", "4f1c --no-wait")
@@ -63,7 +96,7 @@ def drain_node(admin: AdminCommand, node: str, no_wait: bool) -> None:
     begun_s = time.monotonic()
     found = admin.answer("cluster.drain", node=node)
     if no_wait:
-        admin.tell(found, print_record)
+        admin.tell(found, _print_node)
         return
     line = ProgressLine()
     try:
@@ -105,7 +138,7 @@ async def until_empty(broker: Broker, node_id: str, line: ProgressLine) -> None:
 @_node_argument
 def undrain_node(admin: AdminCommand, node: str) -> None:
     """Let a node that was drained take bundles again."""
-    admin.ask("cluster.undrain", print_record, node=node)
+    admin.ask("cluster.undrain", _print_node, node=node)
 
 
 @verb(cluster, "move", "3 127.0.0.1:7650", "3 127.0.0.1:7650 --no-wait", "3 --anywhere")
