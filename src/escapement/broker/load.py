@@ -27,7 +27,7 @@ class Load:
         """Return the load since the last measurement, or ``per_s`` if that was a moment ago.
 
         Args:
-          count: how many messages were published and delivered so far.
+          count: the messages that were published and delivered since the process started.
         """
         span_ms = at_ms - self._at_ms
         if span_ms >= _LEAST_MS:
