@@ -182,14 +182,20 @@ async def test_bundles_move_and_drain_to_another_node_under_traffic(
             traffic = Traffic(client, topic_of_each_bundle(bundles))
             await traffic.run(nursery)
             for bundle_id in (1, 3):
-                await trio.to_thread.run_sync(administer, first, "move", str(bundle_id), there)
+                moved = await trio.to_thread.run_sync(
+                    administer, first, "move", str(bundle_id), there
+                )
+                assert moved["owner"] == there
             await until_owned(second, {b: there if b in (1, 3) else here for b in range(bundles)})
             drained = await trio.to_thread.run_sync(administer, second, "drain", here)
             assert drained["took_ms"] < 10_000
             assert first.complaints().count("without a clean stop") == 1
             await until_owned(second, dict.fromkeys(range(bundles), there))
             await trio.to_thread.run_sync(administer, second, "undrain", here)
-            await trio.to_thread.run_sync(administer, first, "move", "3", here)
+            pinned = await trio.to_thread.run_sync(
+                administer, first, "move", "3", here, "--no-wait"
+            )
+            assert (pinned["owner"], pinned["pinned_to"]) == (there, here)
             await trio.to_thread.run_sync(administer, first, "move", "1", "--anywhere")
             await until_owned(first, {3: here})
             await trio.to_thread.run_sync(no_problem, first.data, mysql_url)
@@ -202,6 +208,10 @@ async def test_bundles_move_and_drain_to_another_node_under_traffic(
                 await (await client.producer(name)).send(b"in a new bundle")
             await traffic.end()
             nursery.cancel_scope.cancel()
+        # Bundle 3 moved away and back, which is nothing to warn of.
+        assert first.lines("INFO    index.outdated: another broker owned the bundle")
+        assert not first.lines("index.foreign")
+        assert first.lines("lease.taken: the broker owns bundle 3,")
         assert traffic.early_ms == 0
         for name, values in traffic.sent.items():
             assert values

@@ -181,6 +181,8 @@ async def test_old_copy_of_a_data_directory_is_brought_up_to_date(
     async with escapement.connect(first.url, settings=PATIENT) as client:
         acked = await publish(client, 100)
         due = await publish(client, 100, delay_ms=2_000)
+        # The first manifest is written after the segments that it names.
+        await until((first.index / "MANIFEST").exists)
         await until(lambda: any(first.index.glob("*.segment")))
         first.pause()  # so that no file changes during the copy
         shutil.copytree(first.data, copy.data, dirs_exist_ok=True)

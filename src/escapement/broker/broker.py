@@ -190,10 +190,13 @@ class Broker:
             await run(migrate, self._engine)
             await run(create_views, self._engine)
         lease = await run(self._take)
+        what = f"bundle {self.bundle_id}" if self.directory.count > 1 else "the log"
         _log.info(
-            "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch
+            "lease.taken", "the broker owns %s, epoch %d", what, lease.epoch, epoch=lease.epoch
         )
-        self._keeper = LeaseKeeper(self._membership, lease, self._renewed, self._read_only)
+        self._keeper = LeaseKeeper(
+            self._membership, lease, self._renewed, self._read_only, self._count_messages
+        )
         try:
             with one_error():
                 self._clean = await self._live(lease, task_status)
@@ -303,6 +306,10 @@ class Broker:
     def _read_only(self, error: StorageReadOnly) -> None:
         if self._services is not None:
             self._services.pipeline.doubt(error)
+
+    def _count_messages(self) -> int:
+        """Return how many messages the broker has published and delivered."""
+        return 0 if self._services is None else self._services.totals.handled
 
     def stop(self) -> None:
         """Refuse new work, finish the work in progress, write a checkpoint, and end."""

@@ -22,6 +22,8 @@ from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
 
 # The least characters of the beginning of an id that names a node.
 _LEAST_PREFIX: Final = 4
+# The number of bundles that is advised: enough for a few nodes.
+_GOOD_COUNT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,21 @@ class ClusterView:
     def bundles_of(self, node_id: str) -> int:
         """Return the number of bundles that a node owns."""
         return sum(not row.free and row.owner_id == node_id for row in self.bundles.values())
+
+    @property
+    def hint(self) -> str | None:
+        """Advice to the operator, if there are more nodes than bundles; otherwise None."""
+        nodes = sum(not one.draining for one in self.nodes.values()) or len(self.nodes)
+        bundles = len(self.bundles)
+        if bundles >= min(nodes, MAX_BUNDLES):
+            return None
+        spare = nodes - bundles
+        return (
+            f"{nodes} nodes share {bundles} bundle{'' if bundles == 1 else 's'}:"
+            f" {'one of them has' if spare == 1 else f'{spare} of them have'} no topics. Add"
+            " bundles for new topics: escapement admin cluster bundles"
+            f" {min(max(nodes, _GOOD_COUNT), MAX_BUNDLES)}"
+        )
 
     def find(self, text: str) -> LiveBroker:
         """Return the live node with a name, an address, an id, or an id that begins with ``text``.

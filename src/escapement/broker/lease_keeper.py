@@ -22,6 +22,7 @@ class LeaseKeeper:
       lease: the lease that this broker has taken.
       on_renewed: called when a lease that had expired has been renewed.
       on_read_only: called when a renewal finds that the database is read-only.
+      count: returns how many messages the broker has published and delivered.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class LeaseKeeper:
         lease: Lease,
         on_renewed: Callable[[], None],
         on_read_only: Callable[[StorageReadOnly], None],
+        count: Callable[[], int],
     ) -> None:
         self.lease = lease
         self._membership = membership
         self._loss: LeaseLost | None = None
         self._lost = trio.Event()
-        self._watch = Watch(lease, on_renewed, on_read_only, self._lose)
+        self._watch = Watch(lease, on_renewed, on_read_only, self._lose, count)
         membership.watch(self._watch)
 
     @property

@@ -25,6 +25,7 @@ from typing import Final
 
 import trio
 
+from escapement.broker.load import Load
 from escapement.clock import Clock
 from escapement.errors import LeaseLost, StorageReadOnly, StorageUnavailable
 from escapement.event_log import EventLog
@@ -62,12 +63,14 @@ class Watch:
       on_read_only: called when a renewal finds that the database is read-only. If no client
         publishes, no other write would notice it for a long time.
       on_lost: called when another process has taken the bundle.
+      count: returns how many messages the broker has published and delivered.
     """
 
     lease: Lease
     on_renewed: Callable[[], None]
     on_read_only: Callable[[StorageReadOnly], None]
     on_lost: Callable[[LeaseLost], None]
+    count: Callable[[], int]
 
 
 class Membership:
@@ -102,6 +105,8 @@ class Membership:
         self._address = address
         self._draining = False
         self._watches: list[Watch] = []
+        self._load = Load(clock.lease_ms())
+        self._counted = 0  # the messages of brokers that have ended
         self._connection = KeptConnection(engine)
         self._hurry = trio.Event()
         self._warned = ""  # the error that was logged last; "" after a renewal
@@ -227,6 +232,7 @@ class Membership:
         """End the reports to a broker, if they have not ended."""
         if watch in self._watches:
             self._watches.remove(watch)
+            self._counted += watch.count()
 
     async def run(self) -> None:
         """Renew the membership forever.
@@ -238,8 +244,10 @@ class Membership:
             await self._until_renewal()
             # A renewal may not see a lease that was taken after it began.
             watches = tuple(self._watches)
+            count = self._counted + sum(watch.count() for watch in watches)
+            load_per_s = self._load.measure(self._clock.lease_ms(), count)
             try:
-                self._renewed(await self._run(self._renew), watches)
+                self._renewed(await self._run(self._renew, load_per_s), watches)
             except LeaseLost as error:
                 _log.warning("lease.lost", "the broker ends: %s", error)
                 raise
@@ -292,7 +300,7 @@ class Membership:
         now_ms, lease_ms = self._noted
         return now_ms + self._clock.lease_ms() - lease_ms
 
-    def _renew(self) -> Renewal:
+    def _renew(self, load_per_s: int) -> Renewal:
         with self._connection.use() as connection:
             noted, seen_ms = (self._clock.now_ms(), self._clock.lease_ms()), self._come_to_ms()
             renewal = members.renew(
@@ -302,6 +310,7 @@ class Membership:
                 self._clock,
                 seen_ms=seen_ms,
                 draining=self._draining,
+                load_per_s=load_per_s,
             )
             self._noted = noted
             return renewal

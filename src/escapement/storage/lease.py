@@ -68,6 +68,7 @@ class Lease:
     # this time without a record. If not: the last time that the previous owner recorded while it
     # was alive, by its wall clock.
     doubtful_until_ms: int
+    former_owner_id: str = ""  # the previous owner; "" if there was none
 
     @property
     def identity(self) -> Identity:
@@ -399,7 +400,13 @@ def _take(
             (found,) = connection.execute("SELECT MAX(id) FROM subscriptions").rows
             below_id = 1 + (found[0] or 0)
         lease = Lease(
-            bundle_id, member, row.epoch + 1, bool(row.clean), below_id, row.doubtful_until_ms
+            bundle_id,
+            member,
+            row.epoch + 1,
+            bool(row.clean),
+            below_id,
+            row.doubtful_until_ms,
+            row.owner_id,
         )
         connection.execute(
             "UPDATE leases SET owner_id = ?, owner_name = ?, incarnation = ?, epoch = ?,"

@@ -150,6 +150,7 @@ def renew(
     *,
     seen_ms: int = 0,
     draining: bool = False,
+    load_per_s: int = 0,
 ) -> Renewal:
     """Extend the validity of the member's row to its duration from now. Blocking.
 
@@ -161,16 +162,18 @@ def renew(
       seen_ms: the time that the wall clock would show if it had not been set back. The row records
         this time, or the present time if that is later, as the last one at which the process was
         alive.
+      load_per_s: the messages per second since the last renewal, for operators.
 
     Raises:
       LeaseLost: if a later process with the same identity has registered.
     """
     sent_at_ms, seen_ms = clock.lease_ms(), max(clock.now_ms(), seen_ms)
-    changes = f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}"
+    changes = f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}, load_per_s = ?"
+    values = (member.duration_ms, seen_ms, seen_ms, load_per_s)
     if draining:
         changes += ", draining = 1"
     with transaction(connection):
-        _update(engine, connection, member, changes, (member.duration_ms, seen_ms, seen_ms))
+        _update(engine, connection, member, changes, values)
         # Read only when the row is locked: see the docstring of the module.
         found = connection.execute("SELECT bundle_id, epoch, owner_name FROM leases").rows
     return Renewal(
@@ -333,7 +336,7 @@ def _replace(engine: Engine, connection: Connection, member: Member, now_ms: int
         )
     connection.execute(
         f"UPDATE brokers SET incarnation = ?, expires_at_ms = {engine.dialect.now_ms} + ?,"
-        " seen_ms = ?, draining = 0 WHERE owner_id = ?",
+        " seen_ms = ?, draining = 0, load_per_s = 0 WHERE owner_id = ?",
         (member.incarnation, member.duration_ms, now_ms, owner_id),
     )
     _describe(connection, member)

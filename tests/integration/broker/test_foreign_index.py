@@ -7,6 +7,7 @@ database. The older index does not have these messages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.errors import StorageUnavailable
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.rebuild import rebuild
+from escapement.storage import lease, members
 from escapement.storage.blocking import inline
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.transaction import transaction
@@ -152,6 +154,40 @@ async def test_broker_keeps_an_index_that_is_ahead_of_the_database(
             await world.checkpoint()
         assert await take(world, "late") == [b"1", b"2", b"3"]
     assert "rebuilding it" not in caplog.text
+
+
+@pytest.mark.parametrize(("is_other", "event"), [(True, "outdated"), (False, "foreign")])
+async def test_old_index_is_a_warning_only_if_no_other_broker_had_the_bundle_meanwhile(
+    is_other: bool,
+    event: str,
+    mock_clock: trio.testing.MockClock,
+    engine: Engine,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """O5: a bundle that moves away and back is usual, and a swapped data directory is not."""
+    caplog.set_level(logging.INFO)
+    brokers = Brokers()
+    async with brokers.live(engine, tmp_path) as world:
+        await publish_and_acknowledge(world)
+        await world.stop()
+        await brokers.start(world, "b")
+        await subscribe(world)
+        await world.stop()
+        if is_other:
+            other = members.register(engine, Identity("b" * 32, "b"), 1000, world.clock)
+            with closing(engine.connect()) as connection:
+                lease.release(
+                    engine, connection, lease.take(engine, other, world.clock), clean=True
+                )
+        await brokers.start(world, "a")
+        names = {"index.outdated", "index.foreign"}
+        found = [
+            (name, one.levelno)
+            for one in caplog.records
+            if (name := getattr(one, "event", "")) in names
+        ]
+        assert found == [(f"index.{event}", logging.INFO if is_other else logging.WARNING)]
 
 
 async def test_rebuilt_index_is_current_until_another_broker_writes_a_checkpoint(

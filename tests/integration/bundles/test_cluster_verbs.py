@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import trio.testing
 
 import escapement
 from escapement import testing
-from escapement.cli.admin.cluster import until_empty
+from escapement.cli.admin.cluster import until_empty, until_moved
 from escapement.cli.output.progress import ProgressLine
 from escapement.errors import Conflict, InvalidRequest, NotFound
 from escapement.storage import lease, members
@@ -63,6 +63,7 @@ async def test_status_shows_live_nodes_and_the_owner_of_each_bundle(
             "address": "other.example:7650",
             "draining": False,
             "bundles": 0,
+            "load_per_s": 0,
             "here": False,
         }
         assert found["bundles"][0] == {
@@ -73,6 +74,7 @@ async def test_status_shows_live_nodes_and_the_owner_of_each_bundle(
             "epoch": 1,
             "free": False,
             "pinned_to": None,
+            "pinned_to_id": None,
         }
         assert [(one["owner"], one["free"]) for one in found["bundles"][1:]] == [(None, True)] * 2
         members.leave(connection, other)
@@ -143,6 +145,43 @@ async def test_a_command_waits_for_a_drain_until_it_ends_or_cannot(
         members.set_draining(connection, mine, False)
         released = await outcome(lambda: lease.release(engine, connection, held, clean=True))
         assert released == "empty"
+
+
+async def test_a_command_waits_for_a_move_until_the_node_owns_the_bundle_or_does_not_take_it(
+    engine: Engine, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: a pin to another node ends the wait, and so does a node that takes nothing for long."""
+    async with broker_of(engine) as (world, broker, here):
+        await broker.admin("cluster.bundles", count=2)
+        other = join(engine, world, "other")
+        outcomes: list[str] = []
+
+        async def wait() -> None:
+            pinned = await broker.admin("cluster.move", bundle=1, node="other:7650")
+            try:
+                row = await until_moved(broker, pinned, ProgressLine())
+                outcomes.append(row["owner_id"])
+            except Conflict as error:
+                outcomes.append(str(error))
+
+        async def outcome(seconds: int, change: Callable[[], Any]) -> str:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await world.clock.advance(seconds=1)
+                assert not outcomes, "it did not wait"
+                change()
+                await world.clock.advance(seconds=seconds)
+            return outcomes.pop()
+
+        with closing(engine.connect()) as connection:
+            elsewhere = await outcome(1, lambda: lease.pin(connection, 1, here))
+            assert elsewhere == "bundle 1 was moved elsewhere meanwhile"
+            drains = await outcome(1, lambda: members.set_draining(connection, other.key, True))
+            assert "other:7650 has ended or drains" in drains
+            members.set_draining(connection, other.key, False)
+        assert "did not take bundle 1 within 60 s" in await outcome(60, lambda: None)
+        taken = await outcome(1, lambda: lease.take(engine, other, world.clock, 1))
+        assert taken == "other-00000000"
 
 
 async def test_a_bundle_is_pinned_to_a_live_node(

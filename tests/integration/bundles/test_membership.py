@@ -16,7 +16,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.membership import MARGIN_PARTS, Membership
+from escapement.broker.membership import MARGIN_PARTS, RENEWALS_PER_LEASE, Membership
 from escapement.broker.runners import Runners
 from escapement.errors import LeaseHeld, LeaseLost
 from escapement.storage import lease, schema
@@ -177,11 +177,55 @@ async def test_renewal_that_began_before_a_take_does_not_end_the_broker(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(membership.run)
         await renewed.wait()
-        keeper = LeaseKeeper(membership, membership.take(0), lambda: None, lambda error: None)
+        keeper = LeaseKeeper(
+            membership, membership.take(0), lambda: None, lambda error: None, lambda: 0
+        )
         arrives.set()
         await trio.testing.wait_all_tasks_blocked()
         assert keeper.held
         await trio.sleep(LEASE_MS / 1000)
         assert keeper.held
         nursery.cancel_scope.cancel()
+    membership.close()
+
+
+async def test_renewal_stores_the_messages_per_second_of_all_brokers_since_the_one_before(
+    autojump_clock: trio.testing.MockClock, outage: Outage
+) -> None:
+    """B8: also of a broker that has ended meanwhile."""
+    clock, counts = VirtualClock(1_000_000), [0, 0]
+    membership = Membership(outage.database, NODE, clock, inline, LEASE_MS)
+
+    async def load_after(seconds: float) -> int:
+        await trio.sleep(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+        with closing(outage.database.connect()) as connection:
+            return look_at_all(outage.database, connection)[0]["node"].load_per_s
+
+    membership.register()
+    period_s = LEASE_MS / RENEWALS_PER_LEASE / 1000
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(membership.run)
+        await trio.testing.wait_all_tasks_blocked()
+        keepers = [
+            LeaseKeeper(
+                membership,
+                membership.take(bundle_id),
+                lambda: None,
+                lambda error: None,
+                partial(counts.__getitem__, bundle_id),
+            )
+            for bundle_id in range(2)
+        ]
+        counts[:] = 500, 1_500
+        assert await load_after(period_s) == 600
+        counts[0] += 100
+        keepers[0].close()
+        assert await load_after(period_s) == 30
+        counts[1] += 1
+        membership.renew_soon()
+        assert await load_after(0) == 30
+        nursery.cancel_scope.cancel()
+    membership.register()
+    assert await load_after(0) == 0
     membership.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,8 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 from escapement.testing.clock import START_MS, VirtualClock
-from escapement.testing.world import MemoryStream
+from escapement.testing.world import MemoryStream, arrived
+from support.bundle_topics import topic_of_each_bundle
 from support.faults.hanging_calls import HangingCalls, nth
 from support.storage.cluster import connected
 from support.storage.commit_pipelines import FaultyEngine
@@ -204,4 +206,64 @@ async def test_bundle_that_hangs_delays_no_other_bundle_of_its_node(
         names = [len(list(broker.registry.namespaces)) for broker in node.brokers]
         assert names == [1] * 4  # of the creation that hung
         await stop(clock, node)
+    engine.close()
+
+
+async def test_status_shows_the_messages_per_second_of_a_node(
+    engine: Engine, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: those that it published and delivered, in all of its bundles."""
+    clock = VirtualClock(START_MS)
+    node = made(engine, tmp_path / "a", "a", clock, 2, Runners.all_by(inline))
+    topics, period_ms = (
+        topic_of_each_bundle(2),
+        node.config.limits.lease_ms // RENEWALS_PER_LEASE + 1,
+    )
+    async with trio.open_nursery() as nursery:
+        running = Running(nursery)
+        await running.start("a:7650", node)
+        async with connected(running) as client:
+
+            async def load() -> int:
+                (row,) = (await client.admin("cluster.status"))["nodes"]
+                return int(row["load_per_s"])
+
+            for topic in topics:
+                await client.admin("subscriptions.create", topic=topic, subscription="s")
+                await (await client.producer(topic)).send_many([b"x"] * 100)
+            assert await load() == 0
+            await clock.advance(ms=period_ms)
+            assert await load() == 60
+            async with client.consumer(topics[1], "s") as inbox:
+                await inbox.ack(await arrived(inbox), durable=True)
+            await clock.advance(ms=period_ms)
+            assert await load() == 30
+        await stop(clock, node)
+
+
+async def test_operators_are_told_once_that_a_node_has_no_topics(
+    tmp_path: Path,
+    mysql_url: str,
+    mock_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """B8: until there are as many bundles as nodes."""
+    caplog.set_level(logging.INFO)
+    engine, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
+    first = made(engine, tmp_path / "a", "a", clock, 1, Runners.all_by(inline))
+    second = made(engine, tmp_path / "b", "b", clock, 1, Runners.all_by(inline))
+    async with trio.open_nursery() as nursery:
+        running = Running(nursery)
+        await running.start("a:7650", first)
+        await running.start("b:7650", second)
+        async with connected(running) as client:
+            await clock.advance(seconds=3)
+            hint = (await client.admin("cluster.status"))["hint"]
+            assert hint.startswith("2 nodes share 1 bundle: one of them has no topics.")
+            await client.admin("cluster.bundles", count=2)
+            await clock.advance(seconds=3)
+            assert (await client.admin("cluster.status"))["hint"] is None
+        await stop(clock, first, second)
+    told = [one.message for one in caplog.records if getattr(one, "event", "") == "node.hint"]
+    assert told == [hint] * 2
     engine.close()

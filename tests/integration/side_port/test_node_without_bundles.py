@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
+from escapement.broker.side_port.openapi import path_of
 from escapement.storage import lease as leases
 from escapement.storage import members
 from escapement.storage.engine.open import open_engine
@@ -15,7 +16,7 @@ from escapement.storage.schema import migrate
 from escapement.testing.clock import START_MS, VirtualClock
 from support.database.outages import Outage
 from support.metrics import plain, scrape
-from support.side_ports import side_port
+from support.side_ports import refusal, side_port
 from support.storage.virtual_node import virtual_node
 
 HOUR_MS = 3_600_000
@@ -42,6 +43,9 @@ async def test_node_without_bundles_is_ready_only_while_it_could_take_one(
         assert 6 < found["escapement_lease_left_seconds"] <= 10
         assert found["escapement_commit_age_seconds"] < 4
         assert "escapement_messages_published_total" not in found
+        answer = await http.post(path_of("cluster.status"), json={})
+        assert await refusal(answer) == (503, "busy")
+        assert "this node owns no bundle" in answer.text
 
         outage.read_only()
         await clock.advance(seconds=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from escapement.errors import OutcomeUnknown, StorageUnavailable
+from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
 from escapement.storage import lease, schema
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Acks
@@ -104,6 +105,33 @@ async def one_lane(
     """
     async with committing(FaultyEngine(engine, fault), max_lanes=1) as house:
         yield house, await house.topic("t"), house.pipeline
+
+
+async def test_a_usual_start_of_a_lane_is_logged_for_debugging_and_an_end_of_trouble_for_all(
+    engine: Engine, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O5: a node with many bundles has many lanes."""
+    caplog.set_level(logging.DEBUG)
+
+    def levels() -> list[int]:
+        lines = [one for one in caplog.records if one.message.startswith("lane 0 is ")]
+        caplog.clear()
+        return [one.levelno for one in lines]
+
+    table = FullTable()
+    async with one_lane(engine, table) as (house, topic, _):
+        assert levels() == [logging.DEBUG]
+        table.full = True
+        await house.append(topic, b"refused").done.wait()
+        await house.until(State.UP)
+        assert levels() == [logging.WARNING, logging.INFO]
+
+    refusal = Once("UPDATE brokers SET connection_ids", StorageReadOnly("says the test"))
+    refusal.arm()
+    async with committing(FaultyEngine(engine, refusal), max_lanes=1) as house:
+        await house.until(State.UP)
+        assert not refusal.left
+        assert levels() == [logging.WARNING, logging.INFO]
 
 
 async def test_database_is_reported_down_while_groups_fail(

@@ -220,6 +220,22 @@ def test_connections_of_all_bundles_of_a_dead_process_are_killed(
         writer.close()
 
 
+def test_broker_of_the_version_before_works_on_a_table_with_loads(
+    engine: Engine, connection: Connection, clock: HandClock
+) -> None:
+    """O9: it neither inserts nor updates the column."""
+    connection.execute(
+        "INSERT INTO brokers (owner_id, incarnation, name, place, address, expires_at_ms, seen_ms,"
+        " draining, connection_ids) VALUES ('id-1', 'i', 'one', 'here', '', 0, 0, 0, '')"
+    )
+    now_ms = engine.dialect.now_ms
+    connection.execute(f"UPDATE brokers SET expires_at_ms = {now_ms} + 10000")
+    assert look_at_all(engine, connection)[0]["id-1"].load_per_s == 0
+    newer = joined(engine, ONE, clock)
+    members.renew(engine, connection, newer, clock, load_per_s=2**40)
+    assert look_at_all(engine, connection)[0]["id-1"].load_per_s == 2**40
+
+
 def test_brokers_and_bundles_are_listed_together(
     engine: Engine, connection: Connection, clock: HandClock
 ) -> None:
@@ -227,12 +243,12 @@ def test_brokers_and_bundles_are_listed_together(
     one, dead = joined(engine, ONE, clock), joined(engine, TWO, clock, -1)
     first = lease.take(engine, one, clock, 0)
     lease.take(engine, dead, clock, 1)
-    members.renew(engine, connection, one, clock, draining=True)
+    members.renew(engine, connection, one, clock, draining=True, load_per_s=12)
     brokers, bundles = look_at_all(engine, connection)
     left_ms = brokers["id-1"].left_ms
     assert HOUR_MS - 60_000 < left_ms <= HOUR_MS
     assert brokers == {
-        "id-1": LiveBroker("id-1", one.incarnation, "one", "one:7650", True, left_ms)
+        "id-1": LiveBroker("id-1", one.incarnation, "one", "one:7650", True, left_ms, 12)
     }
     assert bundles == {
         0: Ownership(0, "id-1", one.incarnation, 1, False),

@@ -48,6 +48,7 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
+    {"load"},
     {"membership"},
     {
         "binary_logs",

@@ -21,6 +21,7 @@ class ClusterNode(TypedDict):
     address: str
     draining: bool
     bundles: int
+    load_per_s: int
     left_ms: int
     here: bool
 
@@ -35,13 +36,15 @@ class ClusterBundle(TypedDict):
     epoch: int
     free: bool
     pinned_to: str | None
+    pinned_to_id: str | None
 
 
 class ClusterStatus(TypedDict):
-    """The nodes and bundles of a database."""
+    """The nodes and bundles of a database, and advice to the operator."""
 
     nodes: list[ClusterNode]
     bundles: list[ClusterBundle]
+    hint: str | None
 
 
 class BundleCount(TypedDict):
@@ -60,6 +63,7 @@ async def _status(broker: Broker, given: Arguments) -> ClusterStatus:
             (_node(broker, view, id) for id in view.nodes), key=lambda one: one["name"]
         ),
         "bundles": [_bundle(view, id) for id in sorted(view.bundles)],
+        "hint": view.hint,
     }
 
 
@@ -96,6 +100,7 @@ def _node(broker: Broker, view: ClusterView, node_id: str) -> ClusterNode:
         "address": node.address,
         "draining": node.draining,
         "bundles": view.bundles_of(node_id),
+        "load_per_s": node.load_per_s,
         "left_ms": node.left_ms,
         "here": node_id == broker.identity.owner_id,
     }
@@ -114,6 +119,7 @@ def _bundle(view: ClusterView, bundle_id: int) -> ClusterBundle:
         "epoch": row.epoch,
         "free": row.free,
         "pinned_to": (row.pinned_to or None) if wanted is None else wanted.name,
+        "pinned_to_id": row.pinned_to or None,
     }
 
 

@@ -41,3 +41,8 @@ class Totals:
     lateness_ms: Histogram = field(default_factory=lambda: Histogram(LATENESS_MS))
     # From the forming of a group commit until it is durable.
     commit_us: Histogram = field(default_factory=lambda: Histogram(COMMIT_US))
+
+    @property
+    def handled(self) -> int:
+        """The number of messages that were published and delivered."""
+        return self.published + self.delivered

@@ -23,6 +23,7 @@ from typing import Any, Final
 import trio
 
 from escapement.broker.broker import Broker
+from escapement.broker.cluster import ClusterView
 from escapement.broker.config import BrokerConfig
 from escapement.broker.connection_wait import when_connected
 from escapement.broker.crash import one_error
@@ -36,6 +37,7 @@ from escapement.broker.node.balancer import Balancer, Decision, Situation
 from escapement.broker.node.catalog_readers import CatalogReaders
 from escapement.broker.node.failed_starts import FailedStarts, may_start_later
 from escapement.broker.node.grace import Grace
+from escapement.broker.node.hint_log import HintLog
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.node.preparation import prepare
@@ -122,6 +124,7 @@ class Node:
         self._log_identity = b""  # known before the first connection is served
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
+        self._hint_log = HintLog()
         self._catalog_version = 0  # in the database
         self._catalog_readers = CatalogReaders()
         self._placed_version, self._placed_at_s = 0, 0.0  # when the exceptions were read
@@ -249,6 +252,7 @@ class Node:
         if self._grace.unseen_ms:
             self._end_outage([row.name for one, row in nodes.items() if one not in live])
         self.directory.learn(nodes, bundles)
+        self._hint_log.look(ClusterView(nodes, bundles))
         self._note_draining(nodes.get(self._identity.owner_id))
         await self._place_topics(numbers)
         self._catalog_version = numbers[CATALOG]

@@ -24,6 +24,7 @@ from escapement.errors import IndexDamaged
 from escapement.event_log import EventLog
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
+from escapement.storage.index.segments.manifest import Manifest
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.journal.tail import JournalTail
@@ -92,11 +93,7 @@ def survey(
             if fits(connection, lease.bundle_id, manifest):
                 positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
             else:
-                _log.warning(
-                    "index.foreign",
-                    "the delayed index belongs to another log, or another broker has written"
-                    " checkpoints since, or it was not filled to its end; rebuilding it",
-                )
+                _report_unusable(manifest, identity, lease)
                 index, manifest = _fresh_index(directory, limits), None
         # Without a usable index, all log rows are needed. The journal names all of them only if no
         # checkpoint has ever trimmed it.
@@ -105,6 +102,22 @@ def survey(
     except BaseException:
         connection.close()
         raise
+
+
+def _report_unusable(manifest: Manifest, log_identity: str, lease: Lease) -> None:
+    """Report an index that does not fit the database. It does no harm if bundles moved."""
+    other_had_it = lease.former_owner_id not in ("", lease.identity.owner_id)
+    if other_had_it and manifest.log_identity == log_identity:
+        _log.info(
+            "index.outdated",
+            "another broker owned the bundle since this index was written; replacing the index",
+        )
+        return
+    _log.warning(
+        "index.foreign",
+        "the delayed index belongs to another log or to another time of this log, or it was not"
+        " filled to its end; rebuilding it",
+    )
 
 
 def _open_index(directory: Path, limits: IndexLimits) -> DelayedIndex:

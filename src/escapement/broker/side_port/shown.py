@@ -70,12 +70,12 @@ class Shown:
         bundle.
 
         Raises:
-          Busy: if no broker has started.
+          Busy: if no broker has started, or the process owns no bundle.
           WrongBundle: if the topic belongs to a bundle that this process does not own.
         """
         brokers = self.brokers
         if not brokers:
-            raise Busy("the broker has not started yet")
+            raise self._busy()
         directory = brokers[0].directory
         try:
             topic = TopicName.parse(arguments.get("topic", "")).full
@@ -97,12 +97,12 @@ class Shown:
         """Return the brokers of all bundles of the database.
 
         Raises:
-          Busy: if no broker has started.
+          Busy: if no broker has started, or the process owns no bundle.
           WrongBundle: if another process owns some of the bundles.
         """
         brokers = self.brokers
         if not brokers:
-            raise Busy("the broker has not started yet")
+            raise self._busy()
         directory = brokers[0].directory
         missing = [b for b in range(directory.count) if b not in self._brokers]
         if missing:
@@ -112,6 +112,12 @@ class Shown:
                 missing[0],
             )
         return brokers
+
+    def _busy(self) -> Busy:
+        """Return the error of a request that no broker of this process can answer."""
+        if self.membership is None:
+            return Busy("the broker has not started yet")
+        return Busy("this node owns no bundle, so it answers no request; ask another node")
 
     @contextmanager
     def use(self, broker: Broker) -> Iterator[Broker]:

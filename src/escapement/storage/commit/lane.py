@@ -136,6 +136,7 @@ class Lane:
         self._failed_s = float("-inf")  # when the last group failed, if it did
         self._pause_s = 0.0  # before the next attempt to connect, after a group was given back
         self._why: StorageUnavailable = StorageUnavailable("the lane has not started")
+        self._has_told_state = False
 
     @property
     def idle(self) -> bool:
@@ -389,6 +390,9 @@ class Lane:
     def _set_state(self, state: State) -> None:
         if state is not self.state:
             level = logging.INFO if state is State.UP else logging.WARNING
+            if state is State.UP and not self._has_told_state:
+                level = logging.DEBUG  # a usual start
+            self._has_told_state = True
             why = "" if state is State.UP else f": {self._why}"
             name = state.name.lower()
             _log.log(
