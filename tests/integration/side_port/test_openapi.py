@@ -20,6 +20,7 @@ from escapement.access.token import Token
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.broker import Broker
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
+from escapement.http.statuses import codes_by_status
 from escapement.storage import members
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.inbox import inbox, job
