@@ -366,6 +366,7 @@ class Session:
         if not request_id:
             return
         assert self._broker is not None
+        error = self._broker.checked(error)
         directory = self._broker.directory
         if (
             self._understands_moved
