@@ -1,7 +1,7 @@
 """A program that posts messages and requests into the inbox, as the relay of an outbox does.
 
-It writes into the database of the log in transactions of its own. The broker of each topic moves
-the entries, whoever owns the bundle then.
+It writes into the database of the log in transactions of its own. The owner of each topic's bundle
+moves the entries to the topic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 from escapement.broker.outbox.messages import Change, NewMessage, NewRequest, inbox_entries
 from escapement.dedup import NO_DIGEST
 from escapement.errors import OutcomeUnknown, StorageError
-from escapement.message import DEFAULT_PRIORITY
+from escapement.message import DEFAULT_PRIORITY, NO_TIME
 from escapement.names import TopicName
 from escapement.storage.inbox.amend_request import AmendRequest
 from escapement.storage.outbox.record import Record, read_record, source_id, write_batch
@@ -107,22 +107,21 @@ class Posting(Feature):
             due_ms = now_ms + random_delay_ms(self._rng, max(end_ms - now_ms, 0))
         amended = list(self._posted.get((topic, key), ()))
         confirmed_ms = [message.confirmed_ms for message in amended]
-        amendment = Amendment(due_ms, now_ms)  # no answer says which messages it has changed
+        amendment = Amendment(due_ms, now_ms)  # no answer names the changed messages
         for message in amended:
             message.amendments.append(amendment)
             if due_ms is None:
                 message.confirmed_ms = NEVER_MS  # it need not come any more
-        request = AmendRequest(
-            key.encode(), cancels=due_ms is None, **({} if due_ms is None else {"at_ms": due_ms})
-        )
+        at_ms = NO_TIME if due_ms is None else due_ms
+        request = AmendRequest(key.encode(), cancels=due_ms is None, at_ms=at_ms)
         if await self._transact([NewRequest(TopicName.parse(topic).full, request)]):
             if due_ms is None:
                 self.check.cancelled(amended, self._history.now_s())
             self._history.counts["requests posted"] += 1
             return
         amendment.done = False
-        for message, at_ms in zip(amended, confirmed_ms, strict=True):
-            message.confirmed_ms = at_ms
+        for message, before_ms in zip(amended, confirmed_ms, strict=True):
+            message.confirmed_ms = before_ms
 
     async def _transact(self, changes: Sequence[Change]) -> bool:
         """Post changes in a transaction. Return whether it is committed."""
