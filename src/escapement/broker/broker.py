@@ -92,7 +92,8 @@ class Broker:
       runners: make blocking calls, usually in threads.
       config: the settings; None for the defaults.
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
-        same database. Only the broker of bundle 0 serves outboxes and message tables.
+        same database. Only the broker of bundle 0 serves outboxes and message tables. Each broker
+        learns the acknowledgements in transactions of its own topics.
       output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
       membership: the membership of a process with several brokers, which has registered it and runs
         it. None: the broker has one of its own, which replaces any other with the same identity.
@@ -122,7 +123,7 @@ class Broker:
         self.config = config or BrokerConfig()
         self.cluster = Cluster(engine, runners.work, self.config.new_parallelism)
         if bundle_id:
-            self.config = replace(self.config, outboxes=(), tables=())
+            self.config = replace(self.config, tables=(), binary_logs=False)
         self.clock = clock
         self.stopping = False
         self.released = False

@@ -9,6 +9,7 @@ from simulation.features.deleting import Deleting
 from simulation.features.expiring import Expiring
 from simulation.features.feature import Feature
 from simulation.features.grouping import Grouping
+from simulation.features.posting import Posting
 from simulation.features.redriving import Redriving
 from simulation.features.replacing import Replacing
 from simulation.features.scheduling import Scheduling
@@ -23,6 +24,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Scheduling,
     Bulk,
     Deleting,
+    Posting,
 )
 # Features of one run. A run with all of them would take twice as long.
 _SEVERAL: Final = 3

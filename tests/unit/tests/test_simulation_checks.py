@@ -14,6 +14,7 @@ from simulation.checks.check import Check
 from simulation.checks.deleting import DeleteCheck
 from simulation.checks.expiring import ExpiryCheck
 from simulation.checks.grouping import Group, GroupCheck
+from simulation.checks.posting import PostCheck
 from simulation.checks.replacing import FIRST, LATEST, ReplaceCheck, Send
 from simulation.checks.scheduling import Occurrences, ScheduleCheck
 from simulation.checks.seeking import Pause, SeekCheck
@@ -338,3 +339,25 @@ def test_message_of_a_deleted_topic_is_found() -> None:
         "delete: the index lacks messages [1]",
         "delete: the index has a message twice: [0, 7, 7]",
     ]
+
+
+# -- posts --------------------------------------------------------------------------------
+
+
+def test_message_that_comes_long_after_a_posted_cancel_is_found() -> None:
+    """One that was delivered before the broker carried the request out may come again."""
+    story = Story()
+    check = PostCheck(48 * 3600.0)
+    late, soon = (story.send(offset, story.at_ms + 100 * HOUR_MS) for offset in (0, 1))
+    check.cancelled([late, soon], story.now_s())
+    for message in (late, soon):
+        message.earliest_ms = story.at_ms
+    story.wait(40)
+    story.deliver(soon, acks=False).returned_s = story.now_s()
+    story.wait(20)
+    story.deliver(soon).again = True
+    story.ack(story.history.arrivals[0])
+    assert list(check.violations(story.history)) == []
+    story.deliver(late)
+    (found,) = check.violations(story.history)
+    assert found.startswith(f"posted: message {late.number} came")
