@@ -19,11 +19,12 @@ class Delays(Setting):
     are_enabled: bool = True
     retention_ms: int = 0
 
-    def accept(self, delay_ms: int) -> bool:
-        """Return whether a message with this delay is accepted."""
+    def accept(self, delay_ms: int | None) -> bool:
+        """Return whether a message with this delay is accepted; None: it was sent without one."""
         if not self.are_enabled:
-            return not delay_ms
-        return self.least_ms <= delay_ms and (not self.most_ms or delay_ms <= self.most_ms)
+            return delay_ms is None
+        filled_ms = self.filled(delay_ms)
+        return self.least_ms <= filled_ms and (not self.most_ms or filled_ms <= self.most_ms)
 
     def filled(self, delay_ms: int | None) -> int:
         """Return the delay of a message; None: it was sent without one."""
@@ -53,7 +54,7 @@ class DelayCheck:
         sure = surely(self.settings, message.called_ms, now_ms)
         if sure is not None:
             filled_ms = sure.filled(delay_ms)
-            if not sure.accept(filled_ms):
+            if not sure.accept(delay_ms):
                 self.found.append(
                     f"delay: message {message.number} was accepted with a delay of {filled_ms} ms"
                     f" by {sure}"
@@ -69,7 +70,7 @@ class DelayCheck:
     ) -> None:
         """Note that a batch was refused because of its delays."""
         sure = surely(self.settings, messages[0].called_ms, now_ms)
-        if sure is not None and all(sure.accept(sure.filled(one)) for one in delays_ms):
+        if sure is not None and all(map(sure.accept, delays_ms)):
             self.found.append(
                 f"delay: message {messages[0].number} and those with it were refused with delays"
                 f" of {delays_ms} ms by {sure}"
