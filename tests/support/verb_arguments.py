@@ -135,4 +135,9 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "cluster.undrain": {"node": ("other", TEXT)},
     "cluster.move": {"bundle": (0, NUMBER), "node": (None, MAYBE)},
     "cluster.bundles": {"count": (1, NUMBER)},
+    "audit.list": {
+        "role": (None, MAYBE), "verbs": (None, MAYBE), "object": (None, MAYBE),
+        "from_ms": (None, COUNT), "until_ms": (None, COUNT), "before": (None, LIST),
+        "count": (None, COUNT),
+    },
 }  # fmt: skip

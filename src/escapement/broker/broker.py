@@ -429,11 +429,11 @@ class Broker:
         Raises:
           StorageUnavailable: if the database cannot be reached.
         """
-        await self.registry.namespaces.refresh(self._read)
+        await self.registry.namespaces.refresh(self.read_database)
         self.services.deletion.refresh()
-        await self.services.access.refresh(self._read)
+        await self.services.access.refresh(self.read_database)
 
-    async def _read(self, read: Callable[[Connection], T]) -> T:
+    async def read_database(self, read: Callable[[Connection], T]) -> T:
         """Return ``read(connection)``, beside the commit lanes, which may wait for a lock."""
         return await self._runners.work(self._connections.snapshot, read)
 

@@ -16,6 +16,9 @@ DEFAULT_PARALLELISM: Final = 4
 # The most tables in one generation of the log. More would not help.
 MOST_PARALLELISM: Final = 256
 
+# About a quarter of a year.
+DEFAULT_AUDIT_RETENTION_MS: Final = 90 * 86_400_000
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
@@ -34,6 +37,8 @@ class BrokerConfig:
     tables: tuple[MysqlAddress, ...] = ()
     # Whether to read the binary logs of their servers, so that new rows are found at once.
     binary_logs: bool = False
+    # How long the audit log keeps a row.
+    audit_retention_ms: int = DEFAULT_AUDIT_RETENTION_MS
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay
 
     @property

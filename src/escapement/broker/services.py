@@ -15,6 +15,7 @@ import numpy as np
 import trio
 
 from escapement.broker.access.access import Access
+from escapement.broker.access.audit import Audit
 from escapement.broker.access.catching_up import CatchingUp
 from escapement.broker.binary_logs import BinaryLogs
 from escapement.broker.bulk.bulk_changes import BulkChanges
@@ -205,6 +206,9 @@ class Services:
             ground.state.grants,
             lease.bundle_id,
         )
+        self.audit = Audit(
+            Changes(self.pipeline.transact), clock, lease.bundle_id, lease.identity.name
+        )
         if lease.bundle_id:
             version = partial(run, _catalog_version, connections)
             refresh = partial(self.access.refresh, partial(run, connections.snapshot))
@@ -248,6 +252,7 @@ class Services:
             run,
             config.table_parallelism or ground.log.current.parallelism,
             lambda now_ms: self.forgetter.wants_next(now_ms),
+            config.audit_retention_ms,
         )
 
     def _move(self, ground: Ground, connections: ConnectionPool, config: BrokerConfig) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from escapement.cli.input.lazy_group import TOKEN_FILE, LazyGroup
+from escapement.cli.input.lazy_group import REASON, TOKEN_FILE, LazyGroup
 from escapement.cli.input.tls_files import keep
 from escapement.cli.output.redaction import shows_password
 from escapement.errors import EscapementError
@@ -134,8 +134,18 @@ class _Commands(LazyGroup):
     type=click.Path(dir_okay=False),
     help="File with the token for the broker.  [default: $ESCAPEMENT_TOKEN_FILE]",
 )
+@click.option(
+    "--reason",
+    envvar="ESCAPEMENT_REASON",
+    show_envvar=True,
+    metavar="TEXT",
+    default="",
+    help="Why you change something, such as 'ticket 4711'; the audit log shows it.",
+)
 @click.pass_context
-def escapement(context: click.Context, /, token_file: str | None, **files: str | None) -> None:
+def escapement(
+    context: click.Context, /, token_file: str | None, reason: str, **files: str | None
+) -> None:
     """A message broker that delivers each message when it is due.
 
     \b
@@ -148,6 +158,7 @@ def escapement(context: click.Context, /, token_file: str | None, **files: str |
     A broker with access control requires a token: in the variable ESCAPEMENT_TOKEN or in a file.
     """
     context.meta[TOKEN_FILE] = token_file
+    context.meta[REASON] = reason
     keep(context, files)
 
 

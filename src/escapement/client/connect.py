@@ -52,7 +52,7 @@ def connect(
         for TLS. Without ``:port`` the port is 7650. If several brokers share a database, give some
         of their addresses, ``escapement://a:7650,b:7650``. The client tries them in turn, and
         learns the others from them.
-      name: a name for this client, which it sends to the broker. Brokers do not use it yet.
+      name: a name for this client, which it sends to the broker. The audit log shows it.
       token: the token that proves the client's role, if the broker requires one. Without it and
         ``token_file``, the client uses the variable ``ESCAPEMENT_TOKEN``, or else the file that
         ``ESCAPEMENT_TOKEN_FILE`` names.
@@ -60,7 +60,7 @@ def connect(
         replaced while the client runs.
       stream_factory: an async callable that returns an anyio byte stream, to use instead of a
         TCP connection to ``url``.
-      settings: the timeouts of the client.
+      settings: the timeouts of the client, and the reason of its administrative requests.
       ca_file: with TLS, a PEM file of the authorities to trust, instead of those of the system.
         The default is the environment variable ESCAPEMENT_CA_FILE. The certificate and the name
         of the broker are always verified.

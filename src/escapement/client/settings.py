@@ -1,13 +1,16 @@
-"""The timeouts of a client, which bound its waits for the broker."""
+"""The settings of a client: the timeouts that bound its waits for the broker, and its reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escapement.errors import InvalidRequest
+from escapement.protocol.limits import MAX_REASON_CHARS
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The timeouts of a client, all in seconds.
+    """The settings of a client. Timeouts are in seconds.
 
     The defaults suit a broker in the same region.
 
@@ -27,6 +30,8 @@ class Settings:
         attempts to connect, up to a bound. The bound is ``reconnect_first_s`` at first, and
         doubles with each failure, up to ``reconnect_longest_s``. In the first minute of an
         outage no wait is longer than a second.
+      reason: why the client makes its administrative requests, such as "ticket 4711". The audit log
+        of the broker shows it. At most 500 characters.
     """
 
     connect_timeout_s: float = 10.0
@@ -36,3 +41,13 @@ class Settings:
     heartbeat_timeout_s: float = 10.0
     reconnect_first_s: float = 0.1
     reconnect_longest_s: float = 10.0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the reason.
+
+        Raises:
+          InvalidRequest: if it is too long.
+        """
+        if len(self.reason) > MAX_REASON_CHARS:
+            raise InvalidRequest(f"The reason may have at most {MAX_REASON_CHARS} characters.")

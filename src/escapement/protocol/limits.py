@@ -47,6 +47,8 @@ MAX_VERB_CHARS: Final = 64
 LOG_ID_BYTES: Final = 16
 MAX_TOKEN_CHARS: Final = 200
 MAX_CODE_CHARS: Final = 64
+# The reason of a client's administrative requests. With all its bytes it fits a Hello.
+MAX_REASON_CHARS: Final = 500
 # A host name of 253 characters, a colon and a port.
 MAX_ADDRESS_CHARS: Final = 260
 # The highest id of a bundle that a frame can name. Brokers have fewer bundles.
@@ -92,3 +94,5 @@ FEATURE_ACK_DEADLINES: Final = "ack_deadlines"
 FEATURE_BUNDLE: Final = "bundle"
 # The id of the log that the client has used before, bytes. A broker of another log refuses it.
 FEATURE_LOG: Final = "log"
+# Why the client makes its administrative requests, for the audit log: a str.
+FEATURE_REASON: Final = "reason"

@@ -30,6 +30,7 @@ PAGES: Final[dict[Path, tuple[str, ...]]] = {
     DOCS / "architecture.md": (),
     DOCS / "limits.md": ("admin subscriptions create orders billing", EU),
     GUIDES / "retries-and-dead-letters.md": (),
+    GUIDES / "audit.md": ("admin topics create orders",),
     GUIDES / "delays.md": (),
     GUIDES / "schedules.md": (),
     GUIDES / "migrating.md": (),

@@ -117,6 +117,7 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("cluster.move", {"bundle": 0, "node": "other"}),
         ("cluster.status", {}),
         ("cluster.bundles", {"count": 2}),
+        ("audit.list", {"verbs": "topics.", "count": 5}),
         ("topics.delete", {"topic": "a/new/t"}),
         ("namespaces.delete", {"namespace": "a/new", "force": True, "dry_run": True}),
         ("namespaces.delete", {"namespace": "a/new", "force": True}),

@@ -14,7 +14,7 @@ OF_THE_BROKER = {
         "journal_trim",
         "generations",
     ),
-    *("last_checkpoint", "created_views", "shared_numbers"),
+    *("last_checkpoint", "created_views", "shared_numbers", "audit"),
     *("jobs", "sqlite_sequence"),  # a job leaves one row after its commit
 }
 

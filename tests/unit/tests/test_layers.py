@@ -90,7 +90,7 @@ STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "bootstrap_request", "data_directory", "directory", "engine", "offsets"},
     {"binary_log", "data_table", "encoding", "index", "members", "removal", "schema"},
     {"bundles", "lease"},
-    {"bulk_change", "inbox", "log", "ownership"},
+    {"audit_log", "bulk_change", "inbox", "log", "ownership"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state", "upgrade"},
     {"snapshot"},

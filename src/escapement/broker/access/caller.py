@@ -9,6 +9,7 @@ from escapement.access.grant import Action
 from escapement.access.pattern import ALL
 from escapement.access.rights import Need
 from escapement.broker.access.access import Access
+from escapement.broker.access.audited import NOWHERE, Origin
 from escapement.broker.access.needs import needs_of
 from escapement.errors import AccessDenied
 from escapement.protocol.commands import Command
@@ -23,9 +24,13 @@ class Caller:
     Args:
       certificate_role: the role that the verified certificate of the client names. It is the role
         of a client that sends no token.
+      origin: where the requests of the caller come from, for the audit log.
     """
 
-    def __init__(self, access: Access, certificate_role: str | None = None) -> None:
+    def __init__(
+        self, access: Access, certificate_role: str | None = None, origin: Origin = NOWHERE
+    ) -> None:
+        self.origin = origin
         self.is_admitted = False
         self.role: str | None = None
         self._access = access

@@ -213,6 +213,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "cluster.undrain": (everything("admin"),),
     "cluster.move": (everything("admin"),),
     "cluster.bundles": (everything("admin"),),
+    "audit.list": (everything("admin"),),
 }
 
 COMMAND_NEEDS: Final[dict[type[wire.Command], Row]] = {

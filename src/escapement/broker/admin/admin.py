@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from escapement.broker.access.audited import READS, recorded_verb
 from escapement.broker.access.caller import Caller
-from escapement.broker.access.needs import VERB_NEEDS
+from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin import (
+    audit,
     bulk,
     cluster,
     dlq,
@@ -33,15 +35,8 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.broker_stats import BrokerStats
-from escapement.errors import EscapementError, InvalidRequest
-
-# Verbs that need no other right than to peek change nothing. Two others need more.
-# ``broker.stats`` and ``cluster.status`` tell about processes, also during an outage.
-READS: Final = frozenset(
-    verb
-    for verb, rights in VERB_NEEDS.items()
-    if rights and all(right.action == "peek" for right in rights)
-) - {"broker.stats", "cluster.status"} | {"tokens.list", "grants.list"}
+from escapement.errors import EscapementError, InvalidRequest, NotFound, WrongBundle
+from escapement.protocol.bundle_verbs import SOUGHT
 
 
 class Admin:
@@ -51,19 +46,33 @@ class Admin:
         self._broker = broker
 
     async def carry_out(self, verb: str, arguments: Mapping[str, Any], caller: Caller) -> Plain:
-        """Run a verb and return its result. The caller's rights have been checked.
+        """Check the rights of the caller, run a verb and return its result.
+
+        The audit log records a verb that changes something.
 
         Args:
-          caller: decides what a listing shows.
+          caller: its rights also decide what a listing shows.
 
         The answer to a verb that reads, and the news that something exists or does not exist, are
         from the memory of the broker. So they need a lease that has not expired until then. A verb
         that changes something checks the lease when it commits.
 
         Raises:
+          AccessDenied: if the caller lacks a right that the verb needs.
           InvalidRequest: if the verb is unknown, or its arguments are wrong.
           LeaseLost: if the lease has expired, and the answer may be out of date.
         """
+        # Another broker may know the name that a verb seeks.
+        sought = verb in SOUGHT and self._broker.directory.count > 1
+        return await self._broker.services.audit.carry_out(
+            recorded_verb(verb, arguments, caller.origin),
+            caller,
+            lambda: caller.permit(needs_of_verb(verb, arguments)),
+            lambda: self._run(verb, arguments, caller),
+            (WrongBundle, NotFound) if sought else (WrongBundle,),
+        )
+
+    async def _run(self, verb: str, arguments: Mapping[str, Any], caller: Caller) -> Plain:
         function = VERBS.get(verb)
         if function is None:
             raise InvalidRequest(f"there is no verb {verb!r}; use one of {', '.join(VERBS)}")
@@ -108,6 +117,7 @@ VERBS: Final[dict[str, Verb]] = {
     **tokens.VERBS,
     **grants.VERBS,
     **cluster.VERBS,
+    **audit.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
 }

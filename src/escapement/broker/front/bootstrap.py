@@ -12,11 +12,14 @@ machine only, unless the operator allows more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
 
+from escapement.broker.access.audited import Origin, Request, described
+from escapement.broker.access.caller import Caller
 from escapement.broker.broker import Broker
 from escapement.broker.connection_wait import when_connected
 from escapement.errors import EscapementError, InvalidRequest, StorageError
@@ -120,7 +123,12 @@ class Bootstrap:
                     " bootstrap` with its data directory."
                 )
             access = broker.services.access
-            await access.bootstrap(request.role, request.id, request.digest)
+            await broker.services.audit.carry_out(
+                Request("tokens.bootstrap", request.role, described({"id": request.id})),
+                Caller(access, origin=Origin("bootstrap")),
+                _permitted,
+                partial(access.bootstrap, request.role, request.id, request.digest),
+            )
             BootstrapRequest.remove(self._directory)
         except (EscapementError, OSError) as error:
             if str(error) != self._refused:
@@ -134,3 +142,7 @@ class Bootstrap:
             request.role,
             role=request.role,
         )
+
+
+async def _permitted() -> None:
+    """Return: who can write to the data directory may create a superuser."""

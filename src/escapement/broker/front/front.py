@@ -147,6 +147,7 @@ class Front:
         return secured
 
     async def _serve_seated(self, stream: trio.abc.Stream, seat: Seat, greet_by_s: float) -> None:
+        peer = _peer(stream)
         session = Session(
             self._choose,
             stream,
@@ -157,10 +158,11 @@ class Front:
             greet_by_s=greet_by_s,
             on_greeted=seat.greeted,
             certificate_role=certificate_role(stream),
+            peer=peer or "",
         )
         self._sessions.add(session)
         try:
-            with log_fields(connection=_peer(stream)):
+            with log_fields(connection=peer):
                 await _until_its_end(session)
         finally:
             self._sessions.discard(session)
@@ -204,7 +206,10 @@ async def _until_its_end(session: Session) -> None:
 
 
 def _peer(stream: trio.abc.Stream) -> str | None:
-    """Return the address of a peer for log lines, or None if it has none or is gone."""
+    """Return the address of a peer, or None if it has none or is gone.
+
+    Log lines and the audit log show it.
+    """
     if isinstance(stream, trio.SSLStream):
         stream = stream.transport_stream.stream
     if not isinstance(stream, trio.SocketStream):

@@ -39,7 +39,6 @@ class BrokerRequests(RequestHandler):
 
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
-        # Not before the wait, which lasts as long as the peer does not read.
-        await self._caller.permit_command(command)
+        # Checks rights, so not before the wait, which lasts as long as the peer does not read.
         result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

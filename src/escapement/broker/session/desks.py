@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from escapement.broker.access.audited import recorded_command
 from escapement.broker.access.caller import Caller
 from escapement.broker.access.needs import COMMAND_NEEDS
 from escapement.broker.broker import Broker
@@ -35,6 +36,7 @@ class Desks:
         understood: Collection[str],
     ) -> None:
         self._caller = caller
+        self._audit = broker.services.audit
         self._producers = Producers(broker, outbound, limits, caller)
         self._consumers = Consumers(broker, outbound, caller, understood)
         self._desks: tuple[RequestHandler, ...] = (
@@ -76,11 +78,18 @@ class Desks:
             desk.release()
 
     def _checked(self, carry_out: Waiting) -> Waiting:
-        """Return a function that checks the rights of the peer, and then carries a command out."""
+        """Return a function that checks the rights of the peer, and then carries a command out.
+
+        The audit log records the commands of people that change messages.
+        """
 
         async def checked(command: Command) -> None:
-            await self._caller.permit_command(command)
-            await carry_out(command)
+            await self._audit.carry_out(
+                recorded_command(command, self._caller.origin),
+                self._caller,
+                lambda: self._caller.permit_command(command),
+                lambda: carry_out(command),
+            )
 
         return checked
 

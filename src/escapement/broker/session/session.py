@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import trio
 
+from escapement.broker.access.audited import Origin, reason_in
 from escapement.broker.access.caller import Caller
 from escapement.broker.broker import Broker
 from escapement.broker.delivery.output_bound import OutputBound
@@ -43,6 +44,7 @@ from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
     FEATURE_MOVED,
+    FEATURE_REASON,
     LIMIT_BATCH_BYTES,
     LIMIT_BATCH_MESSAGES,
     LIMIT_BUNDLE,
@@ -89,6 +91,7 @@ class Session:
         greet_by_s: float | None = None,
         on_greeted: Callable[[], None] = lambda: None,
         certificate_role: str | None = None,
+        peer: str = "",
     ) -> None:
         """Create the session of a stream.
 
@@ -99,6 +102,7 @@ class Session:
             ``limits`` gives it from now on.
           on_greeted: called when the handshake is done.
           certificate_role: the role that the client's verified certificate names, if it has one.
+          peer: the address of the client, for the audit log.
         """
         if greet_by_s is None:
             greet_by_s = trio.current_time() + limits.handshake_timeout_s
@@ -106,6 +110,7 @@ class Session:
         self._on_greeted = on_greeted
         self._choose = choose
         self._certificate_role = certificate_role
+        self._peer = peer
         self._stream = stream
         self._limits = limits
         self._protocol = Connection("broker")
@@ -261,7 +266,9 @@ class Session:
         if not chosen.is_serving:
             raise ShuttingDown("the broker is stopping")
         self._broker = chosen  # before the wait, so that the broker waits for this session
-        caller = Caller(chosen.services.access, self._certificate_role)
+        reason = reason_in(hello.features.get(FEATURE_REASON))
+        origin = Origin(hello.client, self._peer, reason)
+        caller = Caller(chosen.services.access, self._certificate_role, origin)
         await caller.admit(hello.token)
         chosen.check_open()
         self._caller = caller

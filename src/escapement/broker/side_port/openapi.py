@@ -7,11 +7,14 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
+from escapement.broker.access.audited import UNRECORDED
 from escapement.broker.admin.admin import VERBS
+from escapement.broker.side_port.access import REASON_HEADER
 from escapement.broker.side_port.parameters import parameters_of
 from escapement.broker.side_port.refusals import Error
 from escapement.broker.side_port.schemas import Schemas
 from escapement.http.statuses import codes_by_status
+from escapement.protocol.limits import MAX_REASON_CHARS
 
 PREFIX: Final = "/admin/v1"
 
@@ -61,6 +64,7 @@ def _operation(verb: str, schemas: Schemas) -> dict[str, Any]:
         "operationId": verb,
         "tags": [noun],
         "summary": inspect.getdoc(VERBS[verb]) or f"{action} {noun}".replace("_", " "),
+        "parameters": [] if verb in UNRECORDED else [_REASON],
         "requestBody": {
             "required": bool(required),
             "content": {"application/json": {"schema": body}},
@@ -73,6 +77,15 @@ def _operation(verb: str, schemas: Schemas) -> dict[str, Any]:
             },
         },
     }
+
+
+_REASON: Final = {
+    "name": REASON_HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "maxLength": MAX_REASON_CHARS},
+    "description": "Why the request is made; the audit log shows it.",
+}
 
 
 def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:

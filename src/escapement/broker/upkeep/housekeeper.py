@@ -1,7 +1,8 @@
 """Slow work on the database in small steps.
 
 The housekeeper begins generations of the log, deletes rows that nothing needs any more (of deleted
-topics and subscriptions, bulk jobs, idle producers and old lag statistics), and shrinks an SQLite
+topics and subscriptions, bulk jobs, idle producers, old lag statistics, and the old rows of the
+audit log), and shrinks an SQLite
 file. Nothing here is urgent, and each step is a short transaction of its own. If the database
 cannot be reached, the step is repeated in the next round.
 """
@@ -21,6 +22,7 @@ from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import MissingRight, StorageUnavailable
 from escapement.event_log import EventLog
+from escapement.storage import audit_log
 from escapement.storage.blocking import Run
 from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog import producers
@@ -42,7 +44,8 @@ PRODUCER_IDLE_MS: Final = 7 * 86_400_000
 # How often to look for batches of messages that bulk jobs staged and never committed. Each search
 # reads a row for each staged batch.
 _PURGE_MS: Final = 60_000
-# How often to look for idle producers, finished bulk jobs and old lag statistics to delete.
+# How often to look for idle producers, finished bulk jobs, old lag statistics and old rows of the
+# audit log to delete.
 _FORGETTING_MS: Final = 3_600_000
 # How often to count the free table sets.
 _COUNT_SETS_MS: Final = 3_600_000
@@ -62,11 +65,13 @@ class Housekeeper:
         run: Run,
         parallelism: int,
         wants_next: Callable[[int], bool],
+        audit_retention_ms: int,
     ) -> None:
         """Keep the parts of the broker that the task uses.
 
         Args:
           wants_next: returns whether the log should begin a new generation at this time, in ms.
+          audit_retention_ms: how long the audit log keeps a row.
         """
         self._engine = engine
         self._lease = lease
@@ -77,6 +82,7 @@ class Housekeeper:
         self._run = run
         self._parallelism = parallelism
         self._wants_next = wants_next
+        self._audit_retention_ms = audit_retention_ms
         self._rolling = trio.Lock()
         self._lacks_tables = False  # whether the last attempt to begin a generation found none
         # When this work is due, by the monotonic clock: setting the wall clock back delays nothing.
@@ -121,6 +127,8 @@ class Housekeeper:
             await self._step_by_step(partial(job.forget_step, self._engine.dialect))
             before_ms = now_ms - lag_table.REMEMBERED_MS
             await self._step_by_step(partial(lag_table.forget_step, before_ms))
+            before_ms = now_ms - self._audit_retention_ms
+            await self._step_by_step(partial(audit_log.forget_step, before_ms))
 
     @property
     def _serves_all(self) -> bool:

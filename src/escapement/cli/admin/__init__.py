@@ -6,6 +6,7 @@ Each kind of thing, such as topics, has a group of commands, in a file of its ow
 
 from __future__ import annotations
 
+from escapement.cli.admin.audit import audit
 from escapement.cli.admin.bootstrap import bootstrap
 from escapement.cli.admin.broker import broker
 from escapement.cli.admin.bulk import bulk
@@ -34,6 +35,7 @@ for _group in (
     grants,
     broker,
     cluster,
+    audit,
 ):
     admin.add_command(_group)
 admin.add_command(bootstrap)

@@ -19,6 +19,8 @@ Table = Mapping[str, tuple[str, str]]
 
 # The key under which click's context keeps the option --token-file for all commands.
 TOKEN_FILE: Final = "escapement.token_file"
+# The key of the option --reason.
+REASON: Final = "escapement.reason"
 _NO_NAMES: Final[Mapping[str, str]] = {}
 
 

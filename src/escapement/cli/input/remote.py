@@ -12,12 +12,13 @@ import click
 import trio
 
 from escapement.broker.crash import one_error
-from escapement.cli.input.lazy_group import TOKEN_FILE
+from escapement.cli.input.lazy_group import REASON, TOKEN_FILE
 from escapement.cli.input.parameters import host_and_port
 from escapement.cli.input.tls_files import kept
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.client.connection.address import PLAIN_SCHEME, TLS_SCHEME, Address, Addresses
+from escapement.client.settings import Settings
 from escapement.interruptible import until_interrupted
 from escapement.protocol.limits import DEFAULT_PORT
 
@@ -63,17 +64,21 @@ def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> R
 
     async def connected() -> Result:
         files = kept() if at.tls else {}
-        async with connect(str(at), name="cli", token_file=_token_file(), **files) as broker:
+        settings = Settings(reason=_of_command(REASON) or "")
+        token_file = _of_command(TOKEN_FILE)
+        async with connect(
+            str(at), name="cli", token_file=token_file, settings=settings, **files
+        ) as broker:
             return await work(broker)
 
     with one_error():
         return trio.run(until_interrupted, connected)
 
 
-def _token_file() -> str | None:
-    """Return the option --token-file of the command that is running."""
+def _of_command(key: str) -> str | None:
+    """Return an option of `escapement` itself, for the command that is running."""
     context = click.get_current_context(silent=True)
-    return None if context is None else context.meta.get(TOKEN_FILE)
+    return None if context is None else context.meta.get(key)
 
 
 def ask_broker(at: Addresses, verb: str, **arguments: Any) -> Any:

@@ -18,7 +18,11 @@ import click
 import trio
 
 from escapement.allocator import share_one_heap
-from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
+from escapement.broker.config import (
+    DEFAULT_AUDIT_RETENTION_MS,
+    MOST_PARALLELISM,
+    BrokerConfig,
+)
 from escapement.broker.front.certificates import CLIENT_CERTIFICATES, ClientCertificates, TlsFiles
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
@@ -171,6 +175,15 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Redeliver messages not acknowledged within this time; consumers may set their own.",
 )
 @_option(
+    "--audit-retention",
+    "audit_retention_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    default=duration_text(DEFAULT_AUDIT_RETENTION_MS),
+    envvar="ESCAPEMENT_AUDIT_RETENTION",
+    help="How long the audit log keeps an action.",
+)
+@_option(
     "--bundles",
     type=click.IntRange(1, MAX_BUNDLES),
     envvar="ESCAPEMENT_BUNDLES",
@@ -255,6 +268,7 @@ def serve(
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
+    audit_retention_ms: int,
     bundles: int | None,
     table_parallelism: int | None,
     max_commits_per_second: float | None,
@@ -294,6 +308,7 @@ def serve(
         outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
         tables=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)),
         binary_logs=binary_logs,
+        audit_retention_ms=audit_retention_ms,
     )
     host, port = listen
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_certificates)

@@ -28,8 +28,8 @@ from escapement.protocol.bundle_verbs import MERGED, SOUGHT, Merge, contents
 _SHARED: Final = 0
 # The first words of these verbs.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
-# The first word of the verbs that every broker carries out for the whole database.
-ANYWHERE: Final = "cluster"
+# The first words of the verbs that every broker carries out for the whole database.
+ANYWHERE: Final = ("cluster", "audit")
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
 # The verb that deletes what a namespace has in all bundles.
@@ -68,7 +68,7 @@ async def ask_verb(lines: Lines, verb: str, /, **arguments: Any) -> Any:
     if verb == "topics.create_many":
         return await _create_many(lines, verb, arguments)
     kind = str(verb).partition(".")[0]
-    if kind == ANYWHERE:
+    if kind in ANYWHERE:
         return await _of_bundle(lines, next(_connected(lines), _SHARED), verb, arguments)
     topic = arguments.get(ELSEWHERE.get(verb, "topic"))
     if kind in SHARED or not isinstance(topic, str):

@@ -99,7 +99,7 @@ class Link:
         client: str,
         timeout_s: float,
         token: str = "",
-        features: Mapping[str, int | bytes] | None = None,
+        features: Mapping[str, int | bytes | str] | None = None,
     ) -> Link | Moved:
         """Connect to the broker, do the handshake, and return the link.
 

@@ -25,6 +25,7 @@ from escapement.protocol.limits import (
     FEATURE_BUNDLES,
     FEATURE_LOG,
     FEATURE_MOVED,
+    FEATURE_REASON,
 )
 
 _log = EventLog(__name__)
@@ -68,6 +69,7 @@ class Route:
         self._places = places
         self._name = name
         self._timeout_s = settings.connect_timeout_s
+        self._reason = settings.reason
         self._described = described
         self._last: Address | None = None  # of the last link
 
@@ -129,11 +131,13 @@ class Route:
         return next((address for address in candidates if address not in tried), None)
 
     async def _attempt(self, address: Address, token: str) -> Link | Moved:
-        features: dict[str, int | bytes] = dict.fromkeys(_UNDERSTOOD, 1)
+        features: dict[str, int | bytes | str] = dict.fromkeys(_UNDERSTOOD, 1)
         if self.bundle is not None:
             features[FEATURE_BUNDLE] = self.bundle
         if self._places.log is not None:
             features[FEATURE_LOG] = self._places.log
+        if self._reason:
+            features[FEATURE_REASON] = self._reason
         try:
             found = await Link.open(
                 partial(self._dial, address),
