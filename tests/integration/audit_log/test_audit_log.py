@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +14,18 @@ import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.access.token import Token
 from escapement.broker.access.audit import MAX_REFUSALS
 from escapement.broker.broker import BrokerConfig
+from escapement.broker.front.bootstrap import Bootstrap
 from escapement.broker.side_port.access import REASON_HEADER
 from escapement.broker.side_port.openapi import path_of
 from escapement.errors import AccessDenied, EscapementError, InvalidRequest, StorageUnavailable
 from escapement.names import TopicName
+from escapement.storage.bootstrap_request import BootstrapRequest
 from escapement.storage.catalog.catalog import find_topic
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World
 from support.database.outages import Outage
 from support.faults.dying_brokers import DiesAt, finish
@@ -213,6 +218,19 @@ async def test_reason_over_http_is_in_a_header(mock_clock: trio.testing.MockCloc
         (found,) = await actions(broker)
         assert (found["client"], found["peer"]) == ("http", "127.0.0.1:1")
         assert (found["reason"], found["outcome"]) == ("ticket 4711 ü", "done")
+
+
+async def test_first_token_is_recorded(mock_clock: trio.testing.MockClock, tmp_path: Path) -> None:
+    """B17: `escapement admin bootstrap` leaves a request in the data directory."""
+    token = Token.new()
+    async with testing.start() as world:
+        BootstrapRequest("root", token.id, token.digest).write(tmp_path)
+        await Bootstrap(SqliteEngine.in_memory(), lambda: world.server, tmp_path, True).begin()
+        async with client(world, token=token.text) as root:
+            (found,) = await actions(root, verbs="tokens.")
+    assert (found["verb"], found["client"]) == ("tokens.bootstrap", "bootstrap")
+    assert (found["object"], found["outcome"]) == ("root", "done")
+    assert token.secret not in json.dumps(found)
 
 
 async def test_old_rows_are_deleted(mock_clock: trio.testing.MockClock, engine: Engine) -> None:

@@ -15,6 +15,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from escapement import testing
+from escapement.broker.access.caller import Caller
+from escapement.broker.admin.admin import VERBS
+from escapement.broker.admin.arguments import Arguments
 from escapement.broker.subscription.delivery.consumer import Outlet
 from escapement.broker.topic.publication import Publication
 from escapement.errors import Busy, EscapementError, NotFound, StorageReadOnly
@@ -52,18 +55,22 @@ async def start_again(world: World) -> None:
 
 
 async def in_this_order(world: World, held: Held, *calls: Call) -> list[str]:
-    """Make all calls at once, so that the others arrive while the first is being committed."""
+    """Make all calls at once, so that the others arrive while the first is being committed.
+
+    The calls skip the audit log, because the commits of its rows would be held in place of theirs.
+    """
     outcomes = [""] * len(calls)
+    caller = Caller(world.server.services.access)
+    await caller.admit("")
 
     async def ask(number: int) -> None:
         verb, arguments = calls[number]
-        async with world.connect() as broker:
-            try:
-                await broker.admin(verb, **arguments)
-            except EscapementError as error:
-                outcomes[number] = error.code
-            else:
-                outcomes[number] = "done"
+        try:
+            await VERBS[verb](world.server, Arguments(verb, arguments, caller))
+        except EscapementError as error:
+            outcomes[number] = error.code
+        else:
+            outcomes[number] = "done"
 
     async with trio.open_nursery() as nursery:
         with held.hold(COMMIT):

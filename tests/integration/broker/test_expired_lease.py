@@ -92,7 +92,8 @@ async def test_client_repeats_a_read_until_the_lease_is_renewed(
 
 @pytest.mark.parametrize("word", ["list", "get", "show", "count", "peek", "select", "forecast"])
 def test_verbs_named_after_reading_are_checked_as_reads(word: str) -> None:
-    named = {name for name in VERBS if name.rpartition(".")[2] == word}
+    """The audit log is read from the database, which all brokers write."""
+    named = {name for name in VERBS if name.rpartition(".")[2] == word} - {"audit.list"}
     assert named
     assert named <= READS
 

@@ -8,6 +8,9 @@ import pytest
 import trio.testing
 
 import escapement
+from escapement.broker.access.caller import Caller
+from escapement.broker.admin import Admin
+from escapement.errors import WrongBundle
 from escapement.storage.engine.base import Engine
 from support.storage.bundle_brokers import full
 from support.storage.cluster import cluster, connected, named
@@ -28,6 +31,11 @@ async def test_actions_at_all_brokers_are_listed_at_any(
             await client.admin("schedules.pause", schedule="a/b/beat")
             with pytest.raises(escapement.NotFound):
                 await client.admin("schedules.pause", schedule="a/b/unknown")
+        wrong = found.nodes["a:7650"].brokers[0]
+        caller = Caller(wrong.services.access)
+        await caller.admit("")
+        with pytest.raises(WrongBundle):
+            await Admin(wrong).carry_out("topics.create", {"topic": topics[1]}, caller)
         expected = [("schedules.pause", "a/b/beat"), ("schedules.create", "a/b/beat")]
         expected += [("topics.create", full(topic)) for topic in reversed(topics)]
         owners = [found.count - 1] * 2 + list(reversed(range(found.count)))
