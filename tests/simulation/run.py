@@ -5,15 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 import trio.testing
 
-from escapement.errors import EscapementError, NoOwner, NotFound
+import escapement
+from escapement.errors import AlreadyExists, EscapementError, NoOwner, NotFound
 from histories.checker import violations
 from histories.history import History
 from histories.recording import list_dead_letters
@@ -194,10 +197,14 @@ def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
 
 async def _begin(world: World) -> None:
     """Let the log forget early."""
-    async with world.connect() as client:
-        name = "public/default"
-        await client.admin("namespaces.create", namespace=name)
+    name = "public/default"
+
+    async def begin(client: escapement.Broker) -> None:
+        with suppress(AlreadyExists):
+            await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
+
+    await _ask(world, begin)
 
 
 async def _set_up(
@@ -210,21 +217,35 @@ async def _set_up(
         world.history.kinds |= consumed
         # Clients that do not know whether a message is stored may ask for days.
         policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
-        while True:
-            try:
-                async with world.connect() as client:
-                    for name, kind in names.items():
-                        await client.admin(
-                            "subscriptions.create",
-                            topic=topic,
-                            subscription=name,
-                            kind="failover" if kind == "log" else "shared",
-                            policy=dict(policies.get(name, BACKOFF)),
-                        )
-                    await client.admin("topics.update", topic=topic, policy=policy)
-                    break
-            except NoOwner:  # the process that was asked has not looked at the bundles yet
-                continue
+        await _ask(world, partial(_create, topic, names, policies, policy))
+
+
+async def _create(
+    topic: str,
+    names: Mapping[str, str],
+    policies: Policies,
+    policy: Mapping[str, Any],
+    client: escapement.Broker,
+) -> None:
+    for name, kind in names.items():
+        await client.admin(
+            "subscriptions.create",
+            topic=topic,
+            subscription=name,
+            kind="failover" if kind == "log" else "shared",
+            policy=dict(policies.get(name, BACKOFF)),
+        )
+    await client.admin("topics.update", topic=topic, policy=policy)
+
+
+async def _ask(world: World, ask: Callable[[escapement.Broker], Awaitable[None]]) -> None:
+    """Make requests before the faults begin."""
+    while True:
+        try:
+            async with world.connect() as client:
+                return await ask(client)
+        except NoOwner:  # the process that was asked has not looked at the bundles yet
+            continue
 
 
 def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
