@@ -193,7 +193,7 @@ def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
 
 async def _begin(world: World) -> None:
     """Let the log forget early."""
-    async with world.connect() as client:
+    async with world.connect(knows_all=True) as client:
         name = "public/default"
         await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
@@ -207,7 +207,7 @@ async def _set_up(
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= consumed
-        async with world.connect() as client:
+        async with world.connect(knows_all=True) as client:
             for name, kind in names.items():
                 await client.admin(
                     "subscriptions.create",
