@@ -5,18 +5,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 import trio.testing
 
-import escapement
-from escapement.errors import AlreadyExists, EscapementError, NoOwner, NotFound
+from escapement.errors import EscapementError, NotFound
 from histories.checker import violations
 from histories.history import History
 from histories.recording import list_dead_letters
@@ -197,14 +194,10 @@ def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
 
 async def _begin(world: World) -> None:
     """Let the log forget early."""
-    name = "public/default"
-
-    async def begin(client: escapement.Broker) -> None:
-        with suppress(AlreadyExists):
-            await client.admin("namespaces.create", namespace=name)
+    async with world.connect(knows_all=True) as client:
+        name = "public/default"
+        await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
-
-    await _ask(world, begin)
 
 
 async def _set_up(
@@ -215,37 +208,18 @@ async def _set_up(
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= consumed
-        # Clients that do not know whether a message is stored may ask for days.
-        policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
-        await _ask(world, partial(_create, topic, names, policies, policy))
-
-
-async def _create(
-    topic: str,
-    names: Mapping[str, str],
-    policies: Policies,
-    policy: Mapping[str, Any],
-    client: escapement.Broker,
-) -> None:
-    for name, kind in names.items():
-        await client.admin(
-            "subscriptions.create",
-            topic=topic,
-            subscription=name,
-            kind="failover" if kind == "log" else "shared",
-            policy=dict(policies.get(name, BACKOFF)),
-        )
-    await client.admin("topics.update", topic=topic, policy=policy)
-
-
-async def _ask(world: World, ask: Callable[[escapement.Broker], Awaitable[None]]) -> None:
-    """Make requests before the faults begin."""
-    while True:
-        try:
-            async with world.connect() as client:
-                return await ask(client)
-        except NoOwner:  # the process that was asked has not looked at the bundles yet
-            continue
+        async with world.connect(knows_all=True) as client:
+            for name, kind in names.items():
+                await client.admin(
+                    "subscriptions.create",
+                    topic=topic,
+                    subscription=name,
+                    kind="failover" if kind == "log" else "shared",
+                    policy=dict(policies.get(name, BACKOFF)),
+                )
+            # Clients that do not know whether a message is stored may ask for days.
+            policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
+            await client.admin("topics.update", topic=topic, policy=policy)
 
 
 def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
