@@ -59,6 +59,9 @@ class Pool(Generic[Value]):
           EscapementError: if the value cannot be opened.
         """
         entry = self._entries.get(key)
+        if entry is not None and self._is_over(entry) and not entry.users:
+            del self._entries[key]  # it broke while nobody used it
+            entry = None
         if entry is None:
             await self._make_room()
             entry = self._entries.setdefault(key, _Entry())
@@ -73,17 +76,23 @@ class Pool(Generic[Value]):
         finally:
             entry.users -= 1
             entry.used_s = trio.current_time()
-            is_over = entry.value is None or self._is_broken(entry.value)
-            if is_over and self._entries.get(key) is entry and (entry.value or not entry.users):
+            # Further users of an entry without a value try to open it again.
+            if (
+                self._is_over(entry)
+                and self._entries.get(key) is entry
+                and (entry.value is not None or not entry.users)
+            ):
                 del self._entries[key]
 
+    def _is_over(self, entry: _Entry[Value]) -> bool:
+        return entry.value is None or self._is_broken(entry.value)
+
     async def _make_room(self) -> None:
-        if len(self._entries) < self._most:
-            return
-        key = next((key for key, entry in self._entries.items() if not entry.users), None)
-        if key is None:
-            raise Busy(f"The gateway uses {self._most} {self._noun} at once. Try again later.")
-        await self._shut(self._entries.pop(key))
+        while len(self._entries) >= self._most:
+            key = next((key for key, entry in self._entries.items() if not entry.users), None)
+            if key is None:
+                raise Busy(f"The gateway uses {self._most} {self._noun} at once. Try again later.")
+            await self._shut(self._entries.pop(key))
 
     async def close_idle(self) -> None:
         """Close the values that nobody has used for ``idle_s``."""
