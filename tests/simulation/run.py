@@ -13,7 +13,7 @@ from typing import Final
 import trio
 import trio.testing
 
-from escapement.errors import EscapementError, NotFound
+from escapement.errors import EscapementError, NoOwner, NotFound
 from histories.checker import violations
 from histories.history import History
 from histories.recording import list_dead_letters
@@ -123,6 +123,7 @@ async def _live(
         await _set_up(world, _TOPICS, _POLICIES, {})
         subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]
         for feature in features:
+            await feature.begin()
             await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
             subscribers += _subscribers(world, feature.topics, 1)
         amended = [*_TOPICS, *(name for one in features for name in one.amended)]
@@ -207,18 +208,23 @@ async def _set_up(
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= consumed
-        async with world.connect() as client:
-            for name, kind in names.items():
-                await client.admin(
-                    "subscriptions.create",
-                    topic=topic,
-                    subscription=name,
-                    kind="failover" if kind == "log" else "shared",
-                    policy=dict(policies.get(name, BACKOFF)),
-                )
-            # Clients that do not know whether a message is stored may ask for days.
-            policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
-            await client.admin("topics.update", topic=topic, policy=policy)
+        # Clients that do not know whether a message is stored may ask for days.
+        policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
+        while True:
+            try:
+                async with world.connect() as client:
+                    for name, kind in names.items():
+                        await client.admin(
+                            "subscriptions.create",
+                            topic=topic,
+                            subscription=name,
+                            kind="failover" if kind == "log" else "shared",
+                            policy=dict(policies.get(name, BACKOFF)),
+                        )
+                    await client.admin("topics.update", topic=topic, policy=policy)
+                    break
+            except NoOwner:  # the process that was asked has not looked at the bundles yet
+                continue
 
 
 def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:

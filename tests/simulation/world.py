@@ -114,7 +114,16 @@ class World:
             known = known[: self.rng.randint(1, len(known))]
         addresses = Addresses.parse("escapement://" + ",".join(host.address for host in known))
         settings = replace(_SETTINGS, heartbeat_s=self.rng.uniform(2, 12) * HOUR_S)
-        return Connecting(Lines(self._dial, addresses, "", settings, TokenSource(None, None)))
+        return Connecting(
+            Lines(
+                self._dial,
+                addresses,
+                "",
+                settings,
+                TokenSource(None, None),
+                clock_s=self.clock.now_s,
+            )
+        )
 
     async def _dial(self, address: Address) -> ClientStream:
         await trio.sleep(0.001)

@@ -21,7 +21,7 @@ from escapement.errors import (
     ShuttingDown,
     Unauthenticated,
 )
-from escapement.gateway import messages, publishing, receiving
+from escapement.gateway import docs_page, messages, publishing, receiving
 from escapement.gateway.clients import Clients
 from escapement.gateway.openapi import PREFIX, document
 from escapement.gateway.operation import BYTES, JSON, Answer, Call, Operation
@@ -39,7 +39,12 @@ MOST_REQUESTS: Final = 256
 MOST_WAITING: Final = 1000
 MOST_BYTES: Final = 128 << 20
 
-OPERATIONS: Final = [*publishing.OPERATIONS, *messages.OPERATIONS, *receiving.OPERATIONS]
+GROUPS: Final = {
+    "Publish": publishing.OPERATIONS,
+    "Look and change": messages.OPERATIONS,
+    "Receive": receiving.OPERATIONS,
+}
+OPERATIONS: Final = [one for group in GROUPS.values() for one in group]
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -59,7 +64,7 @@ class GatewayApp:
         self._requests = self._bytes = 0
         self._waiting: set[trio.CancelScope] = set()
         self._stopping = False
-        routes = [Route("/livez", _live), Route("/openapi.json", _openapi)]
+        routes = [Route("/livez", _live), Route("/openapi.json", _openapi), *docs_page.routes()]
         routes += [
             Route(PREFIX + one.path, self._answering(one), methods=[one.method])
             for one in OPERATIONS
@@ -179,4 +184,4 @@ async def _live(request: Request) -> Response:
 
 
 async def _openapi(request: Request) -> Response:
-    return JSONResponse(document(OPERATIONS))
+    return JSONResponse(document(GROUPS))

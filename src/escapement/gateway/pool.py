@@ -1,4 +1,4 @@
-"""Values that are opened at their first use, shared by requests, and closed when nobody uses them.
+"""A pool of values: opened at their first use, shared by requests, and closed without use.
 
 The gateway has a pool of clients, one for each token, and each client has a pool of producers.
 """
@@ -95,7 +95,7 @@ class Pool(Generic[Value]):
             await self._shut(self._entries.pop(key))
 
     async def close_idle(self) -> None:
-        """Close the values that nobody has used for ``idle_s``."""
+        """Close the values without use for ``idle_s``."""
         before_s = trio.current_time() - self._idle_s
         idle = [
             key

@@ -28,6 +28,8 @@ BACKOFF: Final[Mapping[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms":
 STALE_S: Final = 40 * HOUR_S
 # A request without an answer may still take effect, until its broker goes on or has ended.
 REQUEST_S: Final = 24 * HOUR_S
+# An answer can be that of a repeated request, while the first one is still on its way.
+REPEATED_S: Final = 600.0
 
 
 class Feature:
@@ -44,6 +46,9 @@ class Feature:
         self._rng = world.chance(type(self).__name__)
         # Of subscriptions that have more than ``BACKOFF``.
         self.policies: Policies = {}
+
+    async def begin(self) -> None:
+        """Prepare the broker for the topics, before they are created."""
 
     async def run(self, end_ms: int) -> None:
         """Use the feature until the end; a message may be due then at the latest."""
