@@ -59,23 +59,23 @@ async def test_search_has_pages_and_times(gateway: GatewayProcess) -> None:
             *({"at": at.isoformat(), "key": f"k{n % 2}"} for n, at in enumerate(times)),
         )
 
-        async def pages(**query: Any) -> list[list[int]]:
-            found = []
+        async def found(**query: Any) -> list[int]:
+            """Return the offsets of all pages of a search."""
+            offsets: list[int] = []
             while True:
                 page = (await http.get("messages", params=query)).json()
-                found.append([one["offset"] for one in page["messages"]])
+                assert len(page["messages"]) <= query.get("limit", 100)
+                offsets += [one["offset"] for one in page["messages"]]
                 if page["next"] is None:
-                    return found
+                    return offsets
                 query["after"] = page["next"]
 
         by_time = sorted(range(10), key=lambda n: times[n])
-        found = await pages(limit=4)
-        assert [len(page) for page in found][:2] == [4, 4]
-        assert [offset for page in found for offset in page] == by_time
+        assert await found(limit=4) == by_time
         even = [offset for offset in by_time if offset % 2 == 0]
-        assert sum(await pages(key="k0", limit=3), []) == even
-        within = await pages(due_from=times[by_time[2]].isoformat(), due_until=times[by_time[5]])
-        assert sum(within, []) == by_time[2:5]
+        assert await found(key="k0", limit=3) == even
+        bounds = {"due_from": times[by_time[2]], "due_until": times[by_time[5]]}
+        assert await found(**{n: at.isoformat() for n, at in bounds.items()}) == by_time[2:5]
         for wrong in ("limit=0", "limit=1001", "limit=1.0", "limit=null", "due_from=null"):
             assert await problem(await http.get(f"messages?{wrong}")) == (400, "invalid_request")
         for wrong in ("due_until=1900000000", "after=1", "offset=1", "limit=1&limit=2"):

@@ -84,7 +84,7 @@ async def test_times_and_keys_of_messages(gateway: GatewayProcess) -> None:
 
 
 async def test_batch_of_messages(broker: BrokerProcess, gateway: GatewayProcess) -> None:
-    """B15: a batch keeps its order and the three forms of payloads. A wrong batch stores nothing."""
+    """B15: a batch has an order and three forms of payloads. A wrong batch stores nothing."""
     topic = "shop/eu/batches"
     async with gateway.client(topic) as http:
         messages: list[dict[str, Any]] = [
@@ -124,7 +124,7 @@ async def test_batch_of_messages(broker: BrokerProcess, gateway: GatewayProcess)
 
 
 async def test_odd_texts_are_refused_as_wrong_requests(gateway: GatewayProcess) -> None:
-    """B15: texts that are not Unicode, and values that are nested too deeply, are wrong requests."""
+    """B15: texts that are not Unicode and values that are nested too deeply are refused."""
     async with gateway.client("shop/eu/odd") as http:
 
         async def status(path: str, content: str | bytes, **headers: bytes) -> int:

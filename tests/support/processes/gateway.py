@@ -17,6 +17,7 @@ from typing import Any, Final
 import httpx
 import trio
 
+COMMAND: Final = (sys.executable, "-m", "escapement", "gateway")
 START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 30
 # A request waits for messages for at most a minute.
@@ -36,8 +37,7 @@ class GatewayProcess:
         said, self._complained = home / "gateway.out", home / "gateway.err"
         with said.open("wb") as out, self._complained.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "escapement", "gateway", "--broker", brokers]
-                + ["--listen", "127.0.0.1:0", *options],
+                [*COMMAND, "--broker", brokers, "--listen", "127.0.0.1:0", *options],
                 env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
