@@ -60,7 +60,7 @@ class Pool(Generic[Value]):
         """
         entry = self._entries.get(key)
         if entry is not None and self._is_over(entry) and not entry.users:
-            del self._entries[key]  # it broke while nobody used it
+            del self._entries[key]  # it broke after its last use
             entry = None
         if entry is None:
             await self._make_room()

@@ -1,4 +1,4 @@
-"""The gateway keeps what its OpenAPI document says, for valid and for wrong requests."""
+"""The answers of the gateway conform to its OpenAPI document."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ async def publish(http: httpx.AsyncClient, *messages: dict[str, Any]) -> None:
     assert answer.status_code == 201, answer.text
 
 
-async def problem(answer: httpx.Response) -> tuple[int, str]:
+def problem(answer: httpx.Response) -> tuple[int, str]:
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["status"] == answer.status_code
     return answer.status_code, answer.json()["code"]
@@ -30,13 +30,13 @@ def moment(text: str) -> datetime:
 async def test_message_and_its_payload_are_shown(gateway: GatewayProcess) -> None:
     """B15: a message is shown with its state and the start of its payload; the payload is whole."""
     async with gateway.client("shop/eu/shown") as http:
-        assert await problem(await http.get("messages/0")) == (404, "not_found")
+        assert problem(await http.get("messages/0")) == (404, "not_found")
         content = bytes(range(256)) * 20
         sent = await http.post("messages", content=content, headers={"Escapement-Delay": "1h"})
         assert sent.headers["location"] == "/v1/topics/shop/eu/shown/messages/0"
         shown = (await http.get(gateway.url + sent.headers["location"])).json()
         assert shown["id"] == sent.json()["id"]
-        assert shown["state"] == "pending"
+        assert shown["state"] == "to_be_fired"
         assert shown["size_bytes"] == len(content)
         assert moment(shown["due_at"]) - moment(shown["published_at"]) == HOUR
         payload = await http.get("messages/0/payload")
@@ -44,9 +44,9 @@ async def test_message_and_its_payload_are_shown(gateway: GatewayProcess) -> Non
         assert payload.headers["content-type"] == "application/octet-stream"
         assert payload.headers["x-content-type-options"] == "nosniff"
         for path in ("messages/1", "messages/1/payload"):
-            assert await problem(await http.get(path)) == (404, "not_found")
+            assert problem(await http.get(path)) == (404, "not_found")
         for wrong in ("messages/-1", "messages/x", "messages/1e3", f"messages/{10**18}"):
-            assert await problem(await http.get(wrong)) == (400, "invalid_request")
+            assert problem(await http.get(wrong)) == (400, "invalid_request")
 
 
 async def test_search_has_pages_and_times(gateway: GatewayProcess) -> None:
@@ -77,9 +77,9 @@ async def test_search_has_pages_and_times(gateway: GatewayProcess) -> None:
         bounds = {"due_from": times[by_time[2]], "due_until": times[by_time[5]]}
         assert await found(**{n: at.isoformat() for n, at in bounds.items()}) == by_time[2:5]
         for wrong in ("limit=0", "limit=1001", "limit=1.0", "limit=null", "due_from=null"):
-            assert await problem(await http.get(f"messages?{wrong}")) == (400, "invalid_request")
+            assert problem(await http.get(f"messages?{wrong}")) == (400, "invalid_request")
         for wrong in ("due_until=1900000000", "after=1", "offset=1", "limit=1&limit=2"):
-            assert await problem(await http.get(f"messages?{wrong}")) == (400, "invalid_request")
+            assert problem(await http.get(f"messages?{wrong}")) == (400, "invalid_request")
 
 
 async def test_reschedule_and_cancel_of_one_message(gateway: GatewayProcess) -> None:
@@ -92,15 +92,15 @@ async def test_reschedule_and_cancel_of_one_message(gateway: GatewayProcess) -> 
         assert moment((await http.get("messages/0")).json()["due_at"]) == at
         assert (await http.delete("messages/1")).status_code == 200
         late = await http.patch("messages/1", json={"delay": "1h"})
-        assert await problem(late) == (409, "conflict")
+        assert problem(late) == (409, "conflict")
         assert "cancelled" in late.json()["detail"]
-        assert await problem(await http.delete("messages/3")) == (404, "not_found")
-        assert await problem(await http.patch("messages/3", json={"now": True})) == (
+        assert problem(await http.delete("messages/3")) == (404, "not_found")
+        assert problem(await http.patch("messages/3", json={"now": True})) == (
             404,
             "not_found",
         )
         for wrong in ({}, {"now": False}, {"delay": "1h", "now": True}, {"delay": "-1h"}):
-            assert await problem(await http.patch("messages/0", json=wrong)) == (
+            assert problem(await http.patch("messages/0", json=wrong)) == (
                 400,
                 "invalid_request",
             )
@@ -110,7 +110,7 @@ async def test_reschedule_and_cancel_of_one_message(gateway: GatewayProcess) -> 
         assert (await http.patch("messages/2", json={"now": True})).status_code == 200
         received = (await http.post("subscriptions/s/receive", json=receive)).json()["messages"]
         assert [one["offset"] for one in received] == [2]
-        assert await problem(await http.delete("messages/2")) == (409, "conflict")
+        assert problem(await http.delete("messages/2")) == (409, "conflict")
 
 
 async def test_reschedule_and_cancel_by_keys(gateway: GatewayProcess) -> None:
@@ -142,7 +142,7 @@ async def test_reschedule_and_cancel_by_keys(gateway: GatewayProcess) -> None:
         assert (await http.delete("messages", params={"key": "none"})).json()["messages"] == []
         for wrong in ({}, by_key | by_idempotency_key, {"unknown": "x"}):
             answer = await http.delete("messages", params=wrong)
-            assert await problem(answer) == (400, "invalid_request")
+            assert problem(answer) == (400, "invalid_request")
         async with gateway.client("shop/eu/nothing") as nowhere:
             answer = await nowhere.delete("messages", params=by_key)
-            assert await problem(answer) == (404, "not_found")
+            assert problem(answer) == (404, "not_found")

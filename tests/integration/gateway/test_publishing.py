@@ -48,7 +48,7 @@ async def test_headers_of_a_message(broker: BrokerProcess, gateway: GatewayProce
 
 
 async def test_times_and_keys_of_messages(gateway: GatewayProcess) -> None:
-    """B15: delay, time, spread, idempotency key and replace key mean what they mean elsewhere."""
+    """B15: headers set the delay, the time, the spread, the idempotency key and the replace key."""
     async with gateway.client("shop/eu/times") as http:
 
         async def due(offset: int) -> datetime:

@@ -21,7 +21,7 @@ class Value:
 
 
 class Opened:
-    """A pool, and what it has opened and closed."""
+    """A pool, and the keys of the values that it has opened and closed."""
 
     def __init__(self, most: int = 2) -> None:
         self.opened: list[str] = []
