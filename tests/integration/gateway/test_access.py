@@ -191,6 +191,28 @@ async def test_https_with_a_certificate(broker: BrokerProcess, tmp_path: Path) -
                 await distrustful.get("messages")
 
 
+async def test_certificate_of_the_gateway_is_not_lent(tmp_path: Path) -> None:
+    """B15, O2: the gateway needs a certificate to connect, and its role is not for requests."""
+    authority = Authority(tmp_path)
+    files = authority.certify("127.0.0.1")
+    mine = authority.certify("gateway.example", file="gateway", role="root")
+    options = ["--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", authority.ca]
+    certified = {"ca_file": authority.ca, "cert_file": mine.cert, "key_file": mine.key}
+    variables = {f"ESCAPEMENT_{name.upper()}": file for name, file in certified.items()}
+    with broker_process(tmp_path / "data", None, *options) as broker:
+        bootstrap = [*COMMAND[:-1], "admin", "bootstrap", "--role", "root"]
+        bootstrap += ["--data", str(broker.data)]
+        done = subprocess.run(bootstrap, capture_output=True, text=True, timeout=60, check=True)
+        brokers = f"escapements://127.0.0.1:{broker.port}"
+        with gateway_process(tmp_path, brokers, **variables) as gateway:
+            async with gateway.client(TOPIC) as http:
+                answer = await http.post("messages", content=b"x")
+                assert code(answer) == (401, "unauthenticated")
+                token = bearer(done.stdout.strip())
+                answer = await http.post("messages", content=b"x", headers=token)
+                assert answer.status_code == 201, answer.text
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from escapement.errors import Busy, Disconnected
+from escapement.errors import Busy, Disconnected, Unauthenticated
 from escapement.gateway.pool import Pool
 
 IDLE_S = 60.0
@@ -106,8 +106,8 @@ async def test_pool_stays_bounded_while_values_close(
         await trio.sleep(0.5)  # "a" is closing
         for key in ("d", "e"):
             nursery.start_soon(use, key)
-    assert sorted(of.opened) == sorted({"a", "b", "c", "d", "e"} - set(refused))
     assert len(refused) == 1
+    assert sorted(of.closed) == sorted(["a", "b", *refused])
     assert len(of.pool.values()) == 2
 
 
@@ -173,4 +173,7 @@ async def test_failed_and_cancelled_opening_leaves_nothing(
         await of.touch("b")
     assert [value.key for value in of.pool.values()] == ["a"]
     await of.touch("b", "a")
-    assert of.closed == []
+    of.refusal = Unauthenticated("wrong")
+    with pytest.raises(Unauthenticated):
+        await of.touch("c")
+    assert of.closed == [], "a value that cannot be opened takes no room"
