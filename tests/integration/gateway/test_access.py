@@ -43,11 +43,16 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     home = tmp_path_factory.mktemp("guarded")
     with broker_process(home / "data") as broker:
-        bootstrap = [*COMMAND[:-1], "admin", "bootstrap", "--data", str(broker.data)]
-        done = subprocess.run(bootstrap, capture_output=True, text=True, timeout=60, check=True)
-        root = done.stdout.strip()
+        root = first_token(broker)
         with gateway_process(home, broker.url, **{TOKEN_VARIABLE: root}) as gateway:
             yield Guarded(broker, gateway, root)
+
+
+def first_token(broker: BrokerProcess) -> str:
+    """Create the token of the superuser "root"."""
+    bootstrap = [*COMMAND[:-1], "admin", "bootstrap", "--data", str(broker.data)]
+    done = subprocess.run(bootstrap, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -200,15 +205,12 @@ async def test_certificate_of_the_gateway_is_not_lent(tmp_path: Path) -> None:
     certified = {"ca_file": authority.ca, "cert_file": mine.cert, "key_file": mine.key}
     variables = {f"ESCAPEMENT_{name.upper()}": file for name, file in certified.items()}
     with broker_process(tmp_path / "data", None, *options) as broker:
-        bootstrap = [*COMMAND[:-1], "admin", "bootstrap", "--role", "root"]
-        bootstrap += ["--data", str(broker.data)]
-        done = subprocess.run(bootstrap, capture_output=True, text=True, timeout=60, check=True)
+        token = bearer(first_token(broker))
         brokers = f"escapements://127.0.0.1:{broker.port}"
         with gateway_process(tmp_path, brokers, **variables) as gateway:
             async with gateway.client(TOPIC) as http:
                 answer = await http.post("messages", content=b"x")
                 assert code(answer) == (401, "unauthenticated")
-                token = bearer(done.stdout.strip())
                 answer = await http.post("messages", content=b"x", headers=token)
                 assert answer.status_code == 201, answer.text
 
