@@ -3,8 +3,8 @@
     python benchmarks/gateway.py [--connections 16] [--seconds 5] [--rounds 3] [--sqlite]
 
 Starts a broker, a gateway, and a bare server: the same libraries with an application that reads
-the body of a request and answers at once. The load comes from another process, over connections that
-stay open, with 100 bytes a message. Without --sqlite the log is in a private MariaDB or MySQL
+the body of a request and answers at once. The load comes from another process, over connections
+that stay open, with 100 bytes a message. Without --sqlite the log is in a private MariaDB or MySQL
 server. In turn, for a few rounds, it measures requests with one message at both, and with 100
 messages at the gateway. Prints the median of each, lowest and highest.
 """
