@@ -13,7 +13,7 @@ from typing import Final
 import trio
 import trio.testing
 
-from escapement.errors import EscapementError, NoOwner, NotFound
+from escapement.errors import EscapementError, NotFound
 from histories.checker import violations
 from histories.history import History
 from histories.recording import list_dead_letters
@@ -194,7 +194,7 @@ def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
 
 async def _begin(world: World) -> None:
     """Let the log forget early."""
-    async with world.connect() as client:
+    async with world.connect(knows_all=True) as client:
         name = "public/default"
         await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
@@ -208,23 +208,18 @@ async def _set_up(
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= consumed
-        # Clients that do not know whether a message is stored may ask for days.
-        policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
-        while True:
-            try:
-                async with world.connect() as client:
-                    for name, kind in names.items():
-                        await client.admin(
-                            "subscriptions.create",
-                            topic=topic,
-                            subscription=name,
-                            kind="failover" if kind == "log" else "shared",
-                            policy=dict(policies.get(name, BACKOFF)),
-                        )
-                    await client.admin("topics.update", topic=topic, policy=policy)
-                    break
-            except NoOwner:  # the process that was asked has not looked at the bundles yet
-                continue
+        async with world.connect(knows_all=True) as client:
+            for name, kind in names.items():
+                await client.admin(
+                    "subscriptions.create",
+                    topic=topic,
+                    subscription=name,
+                    kind="failover" if kind == "log" else "shared",
+                    policy=dict(policies.get(name, BACKOFF)),
+                )
+            # Clients that do not know whether a message is stored may ask for days.
+            policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
+            await client.admin("topics.update", topic=topic, policy=policy)
 
 
 def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:

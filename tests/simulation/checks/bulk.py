@@ -31,7 +31,7 @@ class BulkCheck:
 
     subscription: str
     skew_ms: int
-    # Of each message that was surely moved, and not changed since: its latest due time.
+    # The latest due time of each message that was surely moved, and not changed since.
     _latest_ms: dict[int, int] = field(default_factory=dict)
     # Messages of bulk changes that have not ended. Without an answer, they may begin at any time.
     _open: set[int] = field(default_factory=set)

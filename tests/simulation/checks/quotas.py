@@ -1,4 +1,4 @@
-"""Backlog quotas: publishes are refused, and messages dropped, only where a quota says so."""
+"""Backlog quotas: refused publishes and dropped messages need a full backlog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from histories.history import NEVER_MS, Arrival, History, Message
 from simulation.checks.setting import Setting, ends, surely
 
-# A broker looks at the backlog at least this often, and what it has counted holds for this time.
+# A broker looks at the backlog at least this often. Its counts hold for this time at most.
 FRESH_MS: Final = 120_000
 
 
@@ -38,7 +38,7 @@ class QuotaCheck:
     together: Mapping[str, Sequence[str]]
     skew_ms: int
     quotas: list[Quota] = field(default_factory=list)
-    # Of each message whose receipt has come: when it is due at the latest.
+    # The latest due time of each message whose receipt has come.
     latest_ms: dict[int, int] = field(default_factory=dict)
     found: list[str] = field(default_factory=list)
 

@@ -31,7 +31,7 @@ class BulkFeature(Feature):
         """Start a bulk change, once, and wait until it has ended.
 
         Returns:
-          The change; None if there was no answer, and so it may begin later.
+          The change. None if no answer came: then it may begin later.
         """
         self._changes += 1
         change = await self._start(topic, f"change {self._changes} of {topic}", start)

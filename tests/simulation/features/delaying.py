@@ -9,7 +9,6 @@ import trio
 
 import escapement
 from escapement.errors import (
-    AlreadyExists,
     DelaysDisabled,
     DelayTooLong,
     DelayTooShort,
@@ -37,20 +36,12 @@ _RETENTIONS_MS: Final = (0, 24 * _HOUR_MS, 120 * _HOUR_MS)
 class Delaying(Feature):
     """Sends with and without delays, and changes the settings of the namespace."""
 
+    namespace: ClassVar[str] = _NAMESPACE
     topics: ClassVar[Topics] = {_TOPIC: {"t": "shared"}}
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.check = DelayCheck(_TOPIC, 3 * MOST_SKEW_MS, [Delays(from_ms=0)])
-
-    async def begin(self) -> None:
-        async def create(client: escapement.Broker) -> None:
-            try:
-                await client.admin("namespaces.create", namespace=_NAMESPACE)
-            except AlreadyExists:
-                return  # an earlier request has created it
-
-        await self._ask_surely(_TOPIC, create)
 
     async def run(self, end_ms: int) -> None:
         await self._change()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import trio
 
 import escapement
-from escapement.errors import EscapementError
+from escapement.errors import AlreadyExists, EscapementError
 from histories.history import Message
 from simulation.checks.check import Check
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
@@ -36,6 +37,7 @@ class Feature:
     """The base of all features. A feature has one client, which calls ``run``."""
 
     check: Check | None = None  # it has the answers to the client
+    namespace: ClassVar[str] = ""  # of the topics, if it is not the default one
     topics: ClassVar[Topics] = {}
     topic_policies: ClassVar[Policies] = {}
     amended: ClassVar[Sequence[str]] = ()  # topics whose messages are cancelled and rescheduled
@@ -48,7 +50,14 @@ class Feature:
         self.policies: Policies = {}
 
     async def begin(self) -> None:
-        """Prepare the broker for the topics, before they are created."""
+        """Create the namespace, before the topics are created."""
+
+        async def create(client: escapement.Broker) -> None:
+            with suppress(AlreadyExists):  # an earlier request has created it
+                await client.admin("namespaces.create", namespace=self.namespace)
+
+        if self.namespace:
+            await self._ask_surely(self.namespace, create)
 
     async def run(self, end_ms: int) -> None:
         """Use the feature until the end; a message may be due then at the latest."""

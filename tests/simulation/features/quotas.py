@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 import escapement
-from escapement.errors import AlreadyExists, BacklogFull, EscapementError
+from escapement.errors import BacklogFull, EscapementError
 from histories.history import NEVER_MS, Message
 from histories.recording import send
 from simulation.checks.quotas import Quota, QuotaCheck
@@ -27,6 +27,7 @@ _MESSAGES: Final = (0, 3, 5, 8)
 class Quotas(Feature):
     """Sends to two topics, and changes the quotas of both or of their namespace."""
 
+    namespace: ClassVar[str] = _NAMESPACE
     topics: ClassVar[Topics] = {
         topic: {name: "log" if name == "n" else "shared"} for topic, name in _NAMES.items()
     }
@@ -39,15 +40,6 @@ class Quotas(Feature):
         }
         self.check = QuotaCheck(together, 3 * MOST_SKEW_MS, [Quota(0, from_ms=0)])
         self._history.expired_ms |= dict.fromkeys(_NAMES, NEVER_MS)  # or dropped
-
-    async def begin(self) -> None:
-        async def create(client: escapement.Broker) -> None:
-            try:
-                await client.admin("namespaces.create", namespace=_NAMESPACE)
-            except AlreadyExists:
-                return  # an earlier request has created it
-
-        await self._ask_surely(next(iter(_NAMES)), create)
 
     async def run(self, end_ms: int) -> None:
         await self._change()

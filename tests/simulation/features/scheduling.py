@@ -163,5 +163,5 @@ class Scheduling(Feature):
 
 
 def _cron(hours: int) -> str:
-    """Return the cron expression of every so many hours."""
+    """Return a cron expression with a period in hours."""
     return f"0 */{hours} * * *"

@@ -379,7 +379,7 @@ def limited(story: Story, quota: Quota, due_after_hours: int = 0) -> QuotaCheck:
 
 
 def test_publish_that_a_full_backlog_accepts_is_found() -> None:
-    """P10: due messages count for a quota, and others only if it says so."""
+    """P10: due messages count for a quota. With ``counts_all``, other messages count, too."""
     for due_after_hours, counts_all, is_full in (
         (0, False, True),
         (9, False, False),
