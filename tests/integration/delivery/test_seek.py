@@ -19,6 +19,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.lease import Identity
 from escapement.testing import World, arrived
 from support.faults.held_calls import COMMIT, FETCH, KEYS, Held, uncached
+from support.unrecorded_verbs import run_verb
 
 HOUR_MS = 3_600_000
 PATIENT = BrokerConfig(
@@ -424,16 +425,16 @@ async def test_seek_is_not_applied_to_a_new_subscription_of_the_same_name(
 
         async def seek() -> None:
             try:
-                await broker.admin("subscriptions.seek", **asked, position="time:0")
+                await run_verb(world, "subscriptions.seek", **asked, position="time:0")
             except escapement.EscapementError as error:
                 refused.append(error)
 
         async with trio.open_nursery() as nursery:
             with held.hold(COMMIT):
-                nursery.start_soon(lambda: broker.admin("subscriptions.delete", **asked))
+                nursery.start_soon(lambda: run_verb(world, "subscriptions.delete", **asked))
                 await held.reached()
                 again = {**asked, "kind": "exclusive"}
-                nursery.start_soon(lambda: broker.admin("subscriptions.create", **again))
+                nursery.start_soon(lambda: run_verb(world, "subscriptions.create", **again))
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(seek)
                 await trio.testing.wait_all_tasks_blocked()
