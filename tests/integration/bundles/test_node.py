@@ -221,7 +221,7 @@ async def test_status_shows_the_messages_per_second_of_a_node(
         node.config.limits.lease_ms // RENEWALS_PER_LEASE + 1,
     )
     async with trio.open_nursery() as nursery:
-        running = Running(nursery)
+        running = Running(nursery, clock)
         await running.start("a:7650", node)
         async with connected(running) as client:
 
@@ -254,7 +254,7 @@ async def test_operators_are_told_once_that_a_node_has_no_topics(
     first = made(engine, tmp_path / "a", "a", clock, 1, Runners.all_by(inline))
     second = made(engine, tmp_path / "b", "b", clock, 1, Runners.all_by(inline))
     async with trio.open_nursery() as nursery:
-        running = Running(nursery)
+        running = Running(nursery, clock)
         await running.start("a:7650", first)
         await running.start("b:7650", second)
         async with connected(running) as client:

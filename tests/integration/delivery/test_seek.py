@@ -363,7 +363,8 @@ async def test_message_published_while_a_seek_commits_is_delivered(
             await producer.send(b"before")
             assert len(await arrived(inbox)) == 1
             with held.hold(COMMIT):
-                nursery.start_soon(inbox.seek, "latest")
+                asked = {"topic": "x", "subscription": "s", "position": "latest"}
+                nursery.start_soon(lambda: run_verb(world, "subscriptions.seek", **asked))
                 await held.reached()
                 nursery.start_soon(producer.send, b"meanwhile")
                 await trio.testing.wait_all_tasks_blocked()

@@ -102,6 +102,7 @@ async def test_large_answers_are_made_one_in_a_turn_of_the_event_loop(
         producer = await broker.producer("x")
         await producer.send_many([b"m"] * 9, delay=timedelta(hours=1), properties=[LARGE] * 9)
         admin, caller, made = Admin(world.server), Caller(world.server.services.access), 0
+        await caller.admit("")
 
         async def ask(verb: str, **arguments: Any) -> None:
             nonlocal made
