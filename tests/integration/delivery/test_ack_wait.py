@@ -12,6 +12,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.errors import Conflict, InvalidRequest
 from escapement.testing import arrived
 from support.faults.held_calls import COMMIT, Held
+from support.unrecorded_verbs import run_verb
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "x", "subscription": "s"}
@@ -93,8 +94,9 @@ async def test_consumer_that_joins_while_max_backoff_is_being_lowered_is_refused
     """V4: the consumer waits until the new policy is stored, and is checked against it."""
     held, said = Held(), list[str]()
 
-    async def lower(broker: escapement.Broker) -> None:
-        await broker.admin("subscriptions.update", **NAMES, policy={"max_backoff_ms": "9s"})
+    async def lower() -> None:
+        policy = {"max_backoff_ms": "9s"}
+        await run_verb(world, "subscriptions.update", **NAMES, policy=policy)
 
     async def join(broker: escapement.Broker) -> None:
         try:
@@ -108,7 +110,7 @@ async def test_consumer_that_joins_while_max_backoff_is_being_lowered_is_refused
             await operator.admin("subscriptions.create", **NAMES)
             async with trio.open_nursery() as nursery:
                 with held.hold(COMMIT):
-                    nursery.start_soon(lower, operator)
+                    nursery.start_soon(lower)
                     await held.reached()
                     nursery.start_soon(join, broker)
                     await trio.testing.wait_all_tasks_blocked()
