@@ -238,6 +238,7 @@ COMMAND_NEEDS: Final[dict[type[wire.Command], Row]] = {
     wire.Flow: (),
     wire.Ack: (),
     wire.Nack: (),
+    wire.Reject: (),
     wire.Extend: (),
     wire.Release: (),
     wire.Halt: (),
