@@ -63,14 +63,14 @@ def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> R
 
     async def connected() -> Result:
         files = kept() if at.tls else {}
-        async with connect(str(at), name="cli", token_file=_token_file(), **files) as broker:
+        async with connect(str(at), name="cli", token_file=token_file(), **files) as broker:
             return await work(broker)
 
     with one_error():
         return trio.run(until_interrupted, connected)
 
 
-def _token_file() -> str | None:
+def token_file() -> str | None:
     """Return the option --token-file of the command that is running."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(TOKEN_FILE)

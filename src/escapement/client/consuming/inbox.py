@@ -601,10 +601,11 @@ class Inbox(Attached):
 
     def _send_back(self) -> None:
         link = self._line.link
+        rejects = link is not None and LIMIT_REJECTS in link.welcome.limits
         for kind, piece, delay_ms in self._returned.take():
-            if kind is not wire.Reject:
-                self._line.send(kind(0, self._id, piece, delay_ms))
-            elif link is not None and LIMIT_REJECTS in link.welcome.limits:
+            if kind is wire.Release:
+                self._line.send(wire.Release(0, self._id, piece, delay_ms))
+            elif kind is wire.Reject and rejects:
                 self._line.send(wire.Reject(0, self._id, piece))
             else:
                 self._line.send(wire.Nack(0, self._id, piece, delay_ms))
