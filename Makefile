@@ -17,7 +17,7 @@ FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress soak upgrade simulate fuzz bench docs install package database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress soak upgrade simulate fuzz bench docs install package programs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,10 +25,10 @@ help: ## list the targets
 demo: $(INSTALLED) ## schedule, kill the broker, recover, deliver on time: the main job
 	$(BIN)/escapement demo
 
-test: $(INSTALLED) database ## all tests but the long ones, on SQLite and a private MariaDB or MySQL
+test: $(INSTALLED) programs ## all tests but the long ones, on SQLite and a private MariaDB or MySQL
 	$(BIN)/pytest -m "not long" -n $(JOBS) $(ARGS)
 
-test-lowest: database ## the same tests on the oldest versions that pyproject.toml allows
+test-lowest: programs ## the same tests on the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=$(CURDIR)/$(LOWEST) $(LOWEST)/bin/uv pip install --quiet \
@@ -45,10 +45,10 @@ format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-acceptance-long: $(INSTALLED) database ## the tests too long for `make test`, saying how far they are
+acceptance-long: $(INSTALLED) programs ## the tests too long for `make test`, saying how far they are
 	$(BIN)/pytest -m long -o faulthandler_timeout=7200 -v -s --durations=0 --durations-min=1 $(ARGS)
 
-stress: $(INSTALLED) database ## kills, damage and outages under load: MINUTES=5 ENGINE=both SEED=1
+stress: $(INSTALLED) programs ## kills, damage and outages under load: MINUTES=5 ENGINE=both SEED=1
 	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \
 	  --engine $(or $(ENGINE),both) $(if $(SEED),--seed $(SEED))
 
@@ -56,18 +56,18 @@ simulate: $(INSTALLED) ## brokers, clients and faults on a virtual clock: SEEDS=
 	PYTHONPATH=tests $(BIN)/python -m simulation --seeds $(or $(SEEDS),100) \
 	  --first $(or $(FIRST),1) --days $(or $(DAYS),30)
 
-soak: $(INSTALLED) database ## memory, descriptors, disk and lateness under load: HOURS=1 BROKERS=2
+soak: $(INSTALLED) programs ## memory, descriptors, disk and lateness under load: HOURS=1 BROKERS=2
 	PYTHONPATH=tests $(BIN)/python -m stress.soak --hours $(or $(HOURS),1) \
 	  --brokers $(or $(BROKERS),2) $(if $(SEED),--seed $(SEED))
 
-upgrade: $(INSTALLED) database ## brokers of COMMIT and of the working tree in turn, under load: ARGS=--kill
+upgrade: $(INSTALLED) programs ## brokers of COMMIT and of the working tree in turn, under load: ARGS=--kill
 	PYTHONPATH=tests $(BIN)/python -m stress.upgrade $(COMMIT) $(ARGS)
 
 fuzz: $(FUZZ_INSTALLED) ## any bytes as frames, blocks, segments and manifests: COUNT=100000 TARGET=all
 	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),100000) \
 	  --target $(or $(TARGET),all) $(if $(CORPUS),--corpus $(CORPUS))
 
-bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machine
+bench: $(INSTALLED) programs ## the figures of docs/benchmarks.md, on this machine
 	$(BIN)/python benchmarks/figures.py $(ARGS)
 
 docs: $(DOCS_INSTALLED) ## the documentation site in site/; a broken link fails
@@ -98,8 +98,8 @@ package: $(INSTALLED) ## the wheel and the source archive in dist/, checked
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 
-database:
-	@.ci/database
+programs:
+	@.ci/programs
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) $(LOWEST) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

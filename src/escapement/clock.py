@@ -3,13 +3,16 @@
 The *lease* is the broker's right to its database, which expires if the broker does not renew
 it. The broker reads the time only from this module, so that a test can use a virtual clock.
 Modules in lower layers, such as the timing wheel, never read a clock: they get the time as an
-argument. Sleeping uses the clock of trio.
+argument. Sleeping uses the clock of trio. Consumers use ``elapsed_s`` to tell how long messages
+have waited.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, Protocol
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,3 +54,7 @@ def moment(at_ms: int) -> datetime:
 # CLOCK_BOOTTIME also counts while the machine sleeps, but only Linux has it. CLOCK_MONOTONIC is
 # the closest clock elsewhere.
 _SUSPEND_AWARE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+# Returns a monotonic time in seconds that also counts while the machine sleeps. Consumers call it
+# for each message, so it is a C function.
+elapsed_s: Final[Callable[[], float]] = partial(time.clock_gettime, _SUSPEND_AWARE)

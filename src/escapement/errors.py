@@ -231,6 +231,9 @@ class TableRejected(StorageError):
 class LeaseLost(StorageError):
     """Raised when another broker has taken the lease of the topic's bundle from this broker.
 
+    Requests that read are refused with it as soon as the lease has expired, because another broker
+    may have taken it.
+
     The client repeats requests that may safely take effect twice, such as ``cancel``,
     ``reschedule`` and ``run_now``, so an application gets this error only after
     ``request_timeout_s``. It gets it at once for requests that create, delete or move something,

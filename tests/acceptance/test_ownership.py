@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,10 @@ import pytest
 import trio
 
 import escapement
+import escapement.sync
+from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection, Signal
+from escapement.protocol.limits import PROTOCOL_VERSION
 from escapement.storage.engine.address import MysqlAddress
 from support.processes.broker import (
     PATIENT,
@@ -153,3 +158,34 @@ async def test_a_stale_broker_writes_nothing_and_stands_by(
         (error,) = outcome
         # The error depends on how far the broker had stopped when the publish timed out.
         assert error.retryable
+
+
+def test_stopped_broker_that_goes_on_does_not_answer_a_read_from_before(
+    tmp_path: Path, mysql_url: str, second: BrokerProcess
+) -> None:
+    """B8: it is stopped for longer than its lease. Its successor has created a topic meanwhile."""
+    with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as first:
+        with socket.create_connection(("127.0.0.1", first.port), timeout=TIMEOUT_S) as stream:
+            client = Connection("client")
+            hear(client, stream, wire.Hello(PROTOCOL_VERSION, "test", {}))
+            listed = hear(client, stream, wire.Admin(1, "topics.list", {}))
+            assert isinstance(listed, wire.AdminReply)
+            first.pause()
+            trio.run(until_it_takes_over, second)
+            with escapement.sync.connect(second.url, settings=PATIENT) as other:
+                other.admin("topics.create", topic="new")
+            # The request waits in the socket, and is the first thing that the broker reads.
+            stream.sendall(b"".join(client.send(wire.Admin(2, "topics.list", {}))))
+            first.resume()
+            said = hear(client, stream)
+            assert isinstance(said, wire.Refused | wire.Goodbye)
+            assert not isinstance(said, wire.Refused) or said.retryable
+
+
+def hear(client: Connection, stream: socket.socket, *commands: wire.Command) -> wire.Command:
+    """Send commands, and return the next command that the broker sends."""
+    for command in commands:
+        stream.sendall(b"".join(client.send(command)))
+    while isinstance(event := client.next_event(), Signal):
+        client.receive_data(stream.recv(65_536))
+    return event

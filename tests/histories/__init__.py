@@ -13,6 +13,9 @@ The simulation and the stress test record the same history and check it in the s
 ``ends.py``           brokers end only for the reasons that faults explain
 ====================  ==============================================================
 
+An application with a database of its own has further rules: ``effects.py`` about messages that are
+acknowledged in its transactions, and ``table_rows.py`` about rows of a message table.
+
 Some facts are optional, because only the simulation knows them: when a message was sent, by which
 process, and when its connection ended. A rule is stricter where they are known. The times of
 troubles are known in the stress test only. A number in a violation is that of an invariant in

@@ -83,14 +83,15 @@ async def amend(
 
 async def list_dead_letters(
     history: History, client: escapement.Broker, topic: str, subscription: str, **more: str
-) -> None:
-    """Note all dead letters of a subscription."""
+) -> dict[int, int]:
+    """Note all dead letters of a subscription. Return the due time of each, by its offset."""
     rows = await client.admin(
         "dlq.list", topic=topic, subscription=subscription, count=1_000, **more
     )
     assert len(rows) < 1_000, "more dead letters than one listing shows"
     listed = {row["offset"]: (number_of(row["payload"]), row["original_offset"]) for row in rows}
     history.list_dead_letters(subscription, listed)
+    return {row["offset"]: row["due_at_ms"] for row in rows}
 
 
 async def redrive(

@@ -36,7 +36,7 @@ _SHARE: Final = " /* FOR SHARE */"
 _UPDATE: Final = " /* FOR UPDATE */"
 _WITH_LOCKS: Final = re.compile(r"\b(?:FROM|INTO|UPDATE) (leases|brokers)\b")
 _WRITE_LOCK: Final = "write"
-_LONGEST_STEP_S: Final = 0.05
+_LONGEST_STEP_S: Final = 1.0
 
 
 @dataclass

@@ -123,6 +123,7 @@ async def _live(
         await _set_up(world, _TOPICS, _POLICIES, {})
         subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]
         for feature in features:
+            await feature.begin()
             await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
             subscribers += _subscribers(world, feature.topics, 1)
         amended = [*_TOPICS, *(name for one in features for name in one.amended)]
@@ -193,7 +194,7 @@ def _unfinished(world: World, features: Sequence[Feature]) -> Iterator[str]:
 
 async def _begin(world: World) -> None:
     """Let the log forget early."""
-    async with world.connect() as client:
+    async with world.connect(knows_all=True) as client:
         name = "public/default"
         await client.admin("namespaces.create", namespace=name)
         await client.admin("namespaces.update", namespace=name, policy={"retention_ms": "0s"})
@@ -207,7 +208,7 @@ async def _set_up(
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= consumed
-        async with world.connect() as client:
+        async with world.connect(knows_all=True) as client:
             for name, kind in names.items():
                 await client.admin(
                     "subscriptions.create",

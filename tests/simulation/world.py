@@ -107,14 +107,28 @@ class World:
     def _taken(self, broker: Broker) -> None:
         self.history.counts["bundles taken"] += 1
 
-    def connect(self) -> AbstractAsyncContextManager[escapement.Broker]:
-        """Connect a client, which knows the addresses of all processes or of some."""
+    def connect(self, *, knows_all: bool = False) -> AbstractAsyncContextManager[escapement.Broker]:
+        """Connect a client, which knows the addresses of all processes or of some.
+
+        Args:
+          knows_all: whether it knows all of them. In the first half hour of a run, a client that
+            knows one may get no answer: a node looks for the owners of bundles as rarely as that.
+        """
         known = self.rng.sample(self.hosts, len(self.hosts))
-        if self.rng.random() < _PARTIAL_SHARE:
+        if not knows_all and self.rng.random() < _PARTIAL_SHARE:
             known = known[: self.rng.randint(1, len(known))]
         addresses = Addresses.parse("escapement://" + ",".join(host.address for host in known))
         settings = replace(_SETTINGS, heartbeat_s=self.rng.uniform(2, 12) * HOUR_S)
-        return Connecting(Lines(self._dial, addresses, "", settings, TokenSource(None, None)))
+        return Connecting(
+            Lines(
+                self._dial,
+                addresses,
+                "",
+                settings,
+                TokenSource(None, None),
+                clock_s=self.clock.now_s,
+            )
+        )
 
     async def _dial(self, address: Address) -> ClientStream:
         await trio.sleep(0.001)

@@ -62,11 +62,18 @@ class Node:
         database: MysqlServer,
         way: LossyProxy,
         lease_ms: int,
+        shop: str,
     ) -> None:
         self.name = name
         self.way = way
-        url = database.url(DATABASE, port=way.port)
-        self.broker = StressedBroker(directory / name, url, limits={**LIMITS, "lease_ms": lease_ms})
+        shops = [database.url(shop, port=way.port)] if shop else []
+        self.broker = StressedBroker(
+            directory / name,
+            database.url(DATABASE, port=way.port),
+            limits={**LIMITS, "lease_ms": lease_ms},
+            tables=shops,
+            outboxes=shops,
+        )
         self.is_stopped = False  # by SIGSTOP
         self.ended = True  # its last end has been noted
         self.next_failpoint = ""  # of the next start; "" to draw one
@@ -250,8 +257,13 @@ def cluster_of(
     history: History,
     chance: random.Random,
     lease_ms: int = LEASE_MS,
+    shop: str = "",
 ) -> Iterator[Cluster]:
-    """Provide a cluster of stopped nodes on a new database, and end all of it afterwards."""
+    """Provide a cluster of stopped nodes on a new database, and end all of it afterwards.
+
+    Args:
+      shop: the database of an application that the nodes serve; "": none.
+    """
     database.admin(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4")
     with ExitStack() as stack:
         engine = open_engine(database.url(DATABASE), directory)
@@ -261,7 +273,7 @@ def cluster_of(
         nodes = []
         for number in range(count):
             way = stack.enter_context(lossy_proxy(database.port))
-            nodes.append(Node(f"node-{number}", directory, database, way, lease_ms))
+            nodes.append(Node(f"node-{number}", directory, database, way, lease_ms, shop))
             stack.callback(nodes[-1].broker.remove)
         yield Cluster(nodes, engine, history, chance, lease_ms)
         database.restore()

@@ -17,9 +17,8 @@ import trio
 
 import escapement
 from escapement.errors import EscapementError
-from histories.checker import violations
-from histories.storing import unfinished
 from stress.amending import amend_some
+from stress.application import SHOWN, Application
 from stress.cluster import cluster_of
 from stress.cluster_troubles import OTHERS, ClusterTroubles
 from stress.consuming import consume
@@ -27,13 +26,26 @@ from stress.producing import produce
 from stress.redriving import list_all, redrive_some
 from stress.shown import MINUTES_TO_SHOW_ALL, unshown
 from stress.stressed import LIMITS, StressedBroker
+from stress.table_clients import consume_rows, insert_rows
+from stress.transacting import process_in_transactions, send_in_transactions
 from stress.troubles import Troubles
-from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, new_history, passes, set_up
+from stress.world import (
+    IN_TRANSACTIONS,
+    KEYED,
+    PLAIN,
+    SUBSCRIPTIONS,
+    World,
+    new_history,
+    passes,
+    set_up,
+)
 from support.database.servers import private_server
 from support.processes.broker import PATIENT
 
 ENGINES: Final = ("sqlite", "mariadb")
 PROGRESS_S: Final = 10
+# The database of the application.
+_SHOP: Final = "shop"
 # Longer than the longest delay and the last retries: if no message is finished in this time, the
 # rest is lost. A busy machine may take longer for all of them.
 STALLED_S: Final = 180
@@ -84,12 +96,24 @@ def run_cluster(
     """
     directory = Path(tempfile.mkdtemp(prefix="escapement-cluster-"))
     print(f"{brokers} brokers, seed {seed}, {kills} kills, in {directory}", flush=True)
-    chance, history = random.Random(seed), new_history()
-    with (
-        private_server() as database,
-        cluster_of(brokers, directory, database, history, chance) as cluster,
-    ):
-        world = World(cluster.url, chance, history, longest_ms=longest_ms, amend_pause_s=0.2)
+    chance = random.Random(seed)
+    with ExitStack() as stack:
+        database = stack.enter_context(private_server())
+        database.admin(f"CREATE DATABASE {_SHOP}")
+        application = Application(database.url(_SHOP))
+        application.install()
+        history = new_history(application)
+        cluster = stack.enter_context(
+            cluster_of(brokers, directory, database, history, chance, shop=_SHOP)
+        )
+        world = World(
+            cluster.url,
+            chance,
+            history,
+            longest_ms=longest_ms,
+            amend_pause_s=0.2,
+            application=application,
+        )
         troubles = ClusterTroubles(cluster, database, once, others)
 
         async def all_of_it() -> None:
@@ -110,10 +134,11 @@ def judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) 
     Args:
       kinds: the kinds of troubles that the run can cause.
       directory: has the logs of the brokers. It is deleted if nothing was broken.
-      shows_all: whether the run was long enough to show everything.
+      shows_all: whether the run was long enough to show everything. Every run must show what
+        clients do in transactions, if it has some.
     """
     _count_logs(world, directory)
-    found = list(violations(world.history, drained=True))
+    found = list(world.violations())
     if found:
         (directory / "violations.txt").write_text("\n".join(found))
     else:
@@ -121,10 +146,11 @@ def judge(world: World, kinds: Sequence[str], directory: Path, shows_all: bool) 
     for line in found[:20]:
         print(line)
     print(_counts(world, len(found)), flush=True)
-    missing = unshown(world.history.counts, kinds)
+    in_transactions = SHOWN if world.application is not None else ()
+    missing = unshown(world.history.counts, (*kinds, *in_transactions))
     if not shows_all:
         print(f"too short to show: {', '.join(missing) or 'nothing'}")
-        return len(found)
+        missing = [what for what in missing if what in in_transactions]
     for what in missing:
         print(f"FAILED: no {what}, so the run proves nothing about it")
     return len(found) + len(missing)
@@ -139,7 +165,7 @@ async def traffic(
       reports: whether to print the counts now and then.
     """
     async with escapement.connect(world.url, settings=PATIENT) as client:
-        await set_up(client)
+        await set_up(world, client)
         async with trio.open_nursery() as nursery:
             for name in SUBSCRIPTIONS:
                 nursery.start_soon(consume, world, name)
@@ -147,6 +173,8 @@ async def traffic(
             for topic in (PLAIN, KEYED):
                 nursery.start_soon(produce, world, topic, f"named-{topic}")
                 nursery.start_soon(produce, world, topic, None)
+            if world.application is not None:
+                _start_application(world, world.application, nursery)
             nursery.start_soon(amend_some, world)
             nursery.start_soon(redrive_some, world)
             if reports:
@@ -155,6 +183,15 @@ async def traffic(
             world.over = True
             await _settle(world, client)
             nursery.cancel_scope.cancel()
+
+
+def _start_application(world: World, application: Application, nursery: trio.Nursery) -> None:
+    nursery.start_soon(send_in_transactions, world, application)
+    nursery.start_soon(insert_rows, world, application)
+    for _ in range(2):
+        nursery.start_soon(consume_rows, world, application)
+        for name in IN_TRANSACTIONS:
+            nursery.start_soon(process_in_transactions, world, application, name)
 
 
 async def _settle(world: World, client: escapement.Broker) -> None:
@@ -169,13 +206,17 @@ async def _settle(world: World, client: escapement.Broker) -> None:
                 if not passes(error):
                     raise
                 continue
-            left = sum(1 for _ in unfinished(world.history))
+            if world.application is not None:
+                await trio.to_thread.run_sync(world.application.look, world.history)
+            left = sum(1 for _ in world.unfinished())
             if not left:
                 break
             if left < least:
                 least = left
                 stalled.deadline = trio.current_time() + STALLED_S
     await trio.sleep(2)  # a delivery that breaks a promise may still come
+    if world.application is not None:
+        await trio.to_thread.run_sync(world.application.look, world.history)
 
 
 async def _report(world: World) -> None:

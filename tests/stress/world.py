@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,7 +12,10 @@ import trio
 
 import escapement
 from escapement.errors import AlreadyExists, EscapementError, IndexDamaged
+from histories.checker import violations
 from histories.history import History, RealClock
+from histories.storing import unfinished
+from stress.application import Application
 
 # With two bundles, each of the topics belongs to another one, with its dead letters.
 PLAIN: Final = "orders"
@@ -20,6 +24,8 @@ KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
+# Of runs with an application that acknowledges in its own transactions.
+IN_TRANSACTIONS: Final = {"x": PLAIN, "y": KEYED}
 MAX_DELIVERIES: Final = 2
 ACK_WAIT_MS: Final = 5_000
 # Deliveries and confirmations travel over different connections. A delivery may be received this
@@ -39,7 +45,10 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
         "ack_wait_ms": ACK_WAIT_MS,
         "order": "key",
     },
-    "q": {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": ACK_WAIT_MS},
+    **{
+        name: {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": ACK_WAIT_MS}
+        for name in (*WITHOUT_DEAD_LETTERS, *IN_TRANSACTIONS)
+    },
 }
 
 
@@ -48,11 +57,15 @@ def passes(error: EscapementError) -> bool:
     return error.retryable or isinstance(error, IndexDamaged)
 
 
-def new_history() -> History:
+def new_history(application: Application | None = None) -> History:
     """Return a history of the topics and subscriptions above."""
     history = History(RealClock())
     history.topics = {PLAIN: ["p", "q"], KEYED: ["k"]}
     history.kinds = {"p": "shared", "q": "shared", "k": "key"}
+    if application is not None:
+        for name, topic in IN_TRANSACTIONS.items():
+            history.topics[topic].append(name)
+            history.kinds[name] = "shared"
     history.max_deliveries = dict.fromkeys(WITH_DEAD_LETTERS, MAX_DELIVERIES)
     history.troubles = []
     history.sending_s = SENDING_S
@@ -71,11 +84,29 @@ class World:
     publish_pause_s: float = 0.4  # of each producer, on average
     amend_pause_s: float = 1.0  # the longest between two changes of messages
     over: bool = False  # nothing new is published, amended or damaged
+    application: Application | None = None  # its clients run too
+
+    @property
+    def subscriptions(self) -> dict[str, str]:
+        """The topics by subscription."""
+        return SUBSCRIPTIONS | ({} if self.application is None else IN_TRANSACTIONS)
+
+    def unfinished(self) -> Iterator[str]:
+        """Yield what must still happen."""
+        yield from unfinished(self.history)
+        if self.application is not None:
+            yield from self.application.unfinished()
+
+    def violations(self) -> Iterator[str]:
+        """Yield the broken promises of a run that is over."""
+        yield from violations(self.history, drained=True)
+        if self.application is not None:
+            yield from self.application.violations()
 
 
-async def set_up(client: escapement.Broker) -> None:
+async def set_up(world: World, client: escapement.Broker) -> None:
     """Create topics and subscriptions, with the shortest retention of the log."""
-    for name, topic in SUBSCRIPTIONS.items():
+    for name, topic in world.subscriptions.items():
         await _ask(
             client, "subscriptions.create", topic=topic, subscription=name, policy=POLICIES[name]
         )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -187,6 +188,8 @@ class Peer:
         attempts: list[int] | None = None,
         redelivered: list[int] | None = None,
         batch: MessageBatch | None = None,
+        wait_ms: int = 0,
+        waits_ms: list[int] | None = None,
     ) -> None:
         """Deliver to the only consumer of the newest session, once it has permits."""
         session = self.sessions[-1]
@@ -202,6 +205,8 @@ class Peer:
                 None if attempts is None else np.array(attempts, np.uint16),
                 None if redelivered is None else np.array(redelivered, np.uint8),
                 (batch or MessageBatch(Blobs.of(payloads))).encode(),
+                wait_ms,
+                None if waits_ms is None else np.array(waits_ms, np.int64),
             )
         )
 
@@ -354,8 +359,11 @@ class Peer:
         await session.say(wire.Acked(command.request_id, len(fresh)))
 
 
-def connect(peer: Peer, **settings: Any) -> Any:
+def connect(peer: Peer, clock_s: Callable[[], float] = monotonic, **settings: Any) -> Any:
     """Return a client of this peer."""
     return escapement.connect(
-        "escapement://peer", stream_factory=peer.factory, settings=escapement.Settings(**settings)
+        "escapement://peer",
+        stream_factory=peer.factory,
+        settings=escapement.Settings(**settings),
+        clock_s=clock_s,
     )

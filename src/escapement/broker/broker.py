@@ -45,11 +45,13 @@ from escapement.broker.services import Services
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import (
+    Conflict,
     EscapementError,
     IndexDamaged,
     InvalidRequest,
     LeaseLost,
     MissingRight,
+    NotFound,
     ShuttingDown,
     StorageError,
     StorageReadOnly,
@@ -75,6 +77,8 @@ _log = EventLog(__name__)
 # The most requests that have whole messages in memory to show them, beside one search. Each has a
 # page of 8 MiB and one message at most.
 _LOOKS: Final = 2
+# The errors that tell what the memory of the broker has.
+_FROM_MEMORY: Final = (NotFound, Conflict)
 
 
 class Broker:
@@ -88,7 +92,8 @@ class Broker:
       runners: make blocking calls, usually in threads.
       config: the settings; None for the defaults.
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
-        same database. Only the broker of bundle 0 serves outboxes and message tables.
+        same database. Only the broker of bundle 0 serves outboxes and message tables. Each broker
+        learns the acknowledgements in transactions of its own topics.
       output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
       membership: the membership of a process with several brokers, which has registered it and runs
         it. None: the broker has one of its own, which replaces any other with the same identity.
@@ -118,7 +123,7 @@ class Broker:
         self.config = config or BrokerConfig()
         self.cluster = Cluster(engine, runners.work, self.config.new_parallelism)
         if bundle_id:
-            self.config = replace(self.config, outboxes=(), tables=())
+            self.config = replace(self.config, tables=(), binary_logs=False)
         self.clock = clock
         self.stopping = False
         self.released = False
@@ -385,6 +390,23 @@ class Broker:
     def holds_lease(self) -> bool:
         """Return whether the lease is valid, so that no other broker can deliver messages yet."""
         return self._keeper.held
+
+    def check_lease(self) -> None:
+        """Raise ``LeaseLost`` if the lease has expired, so that an answer may be out of date."""
+        if not self.holds_lease():
+            raise LeaseLost(
+                "The lease of this broker has expired. Another broker may have changed the topics "
+                "since. Try again."
+            )
+
+    def checked(self, error: EscapementError) -> EscapementError:
+        """Return an error to answer with, or ``LeaseLost`` if the error may be out of date."""
+        if isinstance(error, _FROM_MEMORY):
+            try:
+                self.check_lease()
+            except LeaseLost as lost:
+                return lost
+        return error
 
     @property
     def lease_left_ms(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from escapement.storage.blocking import Run, in_threads
+from escapement.storage.bundles import MAX_BUNDLES
 from escapement.storage.outbox.mapping_table import MAX_OUTBOXES
 
 # The task that renews the lease. Like each commit lane, it makes one call at a time.
@@ -50,15 +51,15 @@ class Runners:
 
         Args:
           outboxes: the number of databases with outboxes. Each outbox has a thread. In each
-            database, the ack relay and the task that reads the mappings have one each. Unused
-            threads do not exist.
+            database, the ack relay of each bundle and the task that reads the mappings have one
+            each. Unused threads do not exist.
           databases: the number of databases with message tables.
         """
         return cls(
             commits=in_threads(commit_lanes + LEASE_KEEPERS),
             work=in_threads(WORK_THREADS),
             looks=in_threads(LOOK_THREADS),
-            outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + 2)),
+            outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + MAX_BUNDLES + 1)),
             tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
 

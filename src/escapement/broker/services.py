@@ -38,6 +38,7 @@ from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.metering.totals import Totals
+from escapement.broker.outbox.named_topics import NamedTopics
 from escapement.broker.outbox.relays import Relays
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
@@ -420,11 +421,10 @@ class Services:
             engine,
             self.log_identity,
             self.pipeline.transact,
-            self.registry,
+            NamedTopics(self.registry, connections, run, limits.max_delay_ms),
             self.consuming,
             clock,
             self._runners.outboxes,
-            lambda topic: self.registry.delays_of(topic).within(limits.max_delay_ms),
             self.inbox_relay.wake,
         )
         self._binary_logs = BinaryLogs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import strerror
 from pathlib import Path
@@ -22,6 +22,7 @@ from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.client.tracing.tracing import Tracing
 from escapement.client.unopened import Unopened
+from escapement.clock import elapsed_s
 from escapement.errors import Disconnected, InvalidRequest
 
 
@@ -37,6 +38,7 @@ def connect(
     cert_file: str | None = None,
     key_file: str | None = None,
     tracing: Tracing | None = None,
+    clock_s: Callable[[], float] = elapsed_s,
 ) -> AbstractAsyncContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``async with`` block ends.
 
@@ -66,6 +68,8 @@ def connect(
         defaults are ESCAPEMENT_CERT_FILE and ESCAPEMENT_KEY_FILE.
       tracing: how to trace with OpenTelemetry. By default, the client traces if the application has
         set a tracer provider before it connects.
+      clock_s: a monotonic clock in seconds, which tells how long messages have waited in the
+        client. A test may give a virtual one. Any thread may call it.
 
     Raises:
       InvalidRequest: if ``url`` is not the address of a broker, or a file cannot be used.
@@ -86,7 +90,7 @@ def connect(
         dial = _tls(ClientFiles.of(ca_file, cert_file, key_file))
     else:
         dial = _tcp
-    return Connecting(Lines(dial, addresses, name, settings, source, tracer, described))
+    return Connecting(Lines(dial, addresses, name, settings, source, tracer, described, clock_s))
 
 
 def _always(factory: StreamFactory) -> Dial:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from escapement.client.ack_deadlines import AckDeadlines
 from escapement.clock import moment
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
@@ -25,6 +26,8 @@ from escapement.properties import read_properties
 from escapement.tables.fields import read_row
 
 AnyRow = TypeVar("AnyRow", bound="Row", covariant=True)
+
+_NONE: Final = AckDeadlines()
 
 
 class Origin(Protocol):
@@ -127,7 +130,7 @@ class Delivery(Columns[AnyRow]):
     and ``redelivered`` (bool).
     """
 
-    __slots__ = ("_attempts", "_redelivered", "_source")
+    __slots__ = ("_attempts", "_deadlines", "_redelivered", "_source")
 
     def __init__(
         self,
@@ -138,11 +141,13 @@ class Delivery(Columns[AnyRow]):
         redelivered: npt.NDArray[np.uint8] | None,
         messages: MessageBatch,
         source: Source,
+        deadlines: AckDeadlines = _NONE,
     ) -> None:
         super().__init__(origin, offsets, due_ms, messages)
         self._source = source
         self._attempts = attempts
         self._redelivered = redelivered
+        self._deadlines = deadlines
 
     @property
     def attempts(self) -> npt.NDArray[np.uint16]:
@@ -162,14 +167,29 @@ class Delivery(Columns[AnyRow]):
         """Return a delivery of the messages from ``row`` on, without copying."""
         if row == 0:
             return self
+        return self._some(slice(row, None), self.messages.part(row, len(self)))
+
+    def _in_time(self, now_s: float) -> Self | None:
+        """Return a delivery of the messages whose ack deadline has not passed, or None."""
+        first_s, each_s = self._deadlines
+        if now_s <= first_s:
+            return self
+        if each_s is None:
+            return None
+        rows = np.flatnonzero(each_s >= now_s)
+        return self._some(rows, self.messages.take(rows)) if len(rows) else None
+
+    def _some(self, rows: Int64s | slice, messages: MessageBatch) -> Self:
+        """Return a delivery of some of the messages, at least one; ``messages`` are theirs."""
         return type(self)(
             self._origin,
-            self.offsets[row:],
-            self.due_ms[row:],
-            None if self._attempts is None else self._attempts[row:],
-            None if self._redelivered is None else self._redelivered[row:],
-            self.messages.part(row, len(self)),
+            self.offsets[rows],
+            self.due_ms[rows],
+            None if self._attempts is None else self._attempts[rows],
+            None if self._redelivered is None else self._redelivered[rows],
+            messages,
             self._source,
+            self._deadlines.left(rows),
         )
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
+import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from escapement.errors import Busy, EscapementError, Unauthenticated
-from escapement.gateway import messages, publishing, receiving
+from escapement.errors import (
+    Busy,
+    EscapementError,
+    InvalidRequest,
+    ShuttingDown,
+    Unauthenticated,
+)
+from escapement.gateway import docs_page, messages, publishing, receiving
 from escapement.gateway.clients import Clients
 from escapement.gateway.openapi import PREFIX, document
 from escapement.gateway.operation import BYTES, JSON, Answer, Call, Operation
@@ -22,15 +30,21 @@ from escapement.http.body import read_body
 from escapement.http.sender import Refused, bearer_token, check_without_token, is_local
 from escapement.names import TopicName
 
-# The most bytes of the body of a request.
+# The most bytes of the body of a request, and the longest time in which it must arrive.
 MOST_BODY_BYTES: Final = 8 << 20
+LONGEST_BODY_S: Final = 60.0
 # The most requests at once, beside those that wait for messages, and the most of these. Further
 # ones get 503. The bodies of all requests have a bound, too.
 MOST_REQUESTS: Final = 256
 MOST_WAITING: Final = 1000
 MOST_BYTES: Final = 128 << 20
 
-OPERATIONS: Final = [*publishing.OPERATIONS, *messages.OPERATIONS, *receiving.OPERATIONS]
+GROUPS: Final = {
+    "Publish": publishing.OPERATIONS,
+    "Look and change": messages.OPERATIONS,
+    "Receive": receiving.OPERATIONS,
+}
+OPERATIONS: Final = [one for group in GROUPS.values() for one in group]
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -47,8 +61,10 @@ class GatewayApp:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._requests = self._waiting = self._bytes = 0
-        routes = [Route("/livez", _live), Route("/openapi.json", _openapi)]
+        self._requests = self._bytes = 0
+        self._waiting: set[trio.CancelScope] = set()
+        self._stopping = False
+        routes = [Route("/livez", _live), Route("/openapi.json", _openapi), *docs_page.routes()]
         routes += [
             Route(PREFIX + one.path, self._answering(one), methods=[one.method])
             for one in OPERATIONS
@@ -56,6 +72,12 @@ class GatewayApp:
         self.asgi = Starlette(
             routes=routes, exception_handlers={HTTPException: no_such_route, Exception: failed}
         )
+
+    def stop(self) -> None:
+        """End the requests that wait for messages, and refuse further ones of this kind."""
+        self._stopping = True
+        for scope in self._waiting:
+            scope.cancel()
 
     def _answering(self, operation: Operation) -> Handler:
         """Return a handler that carries out an operation, and answers with errors."""
@@ -79,30 +101,49 @@ class GatewayApp:
             self._requests -= 1
 
     async def _wait(self, operation: Operation, request: Request) -> Response:
-        if self._waiting >= MOST_WAITING:
+        if len(self._waiting) >= MOST_WAITING:
             raise Busy(f"{MOST_WAITING} requests wait for messages. Try again.")
-        self._waiting += 1
-        try:
-            return await self._carry_out(operation, request)
-        finally:
-            self._waiting -= 1
+        if not self._stopping:
+            with trio.CancelScope() as scope:
+                self._waiting.add(scope)
+                try:
+                    return await self._carry_out(operation, request)
+                finally:
+                    self._waiting.discard(scope)
+        raise ShuttingDown("The gateway is stopping. Try again.")
 
     async def _carry_out(self, operation: Operation, request: Request) -> Response:
         path = request.path_params
         topic = TopicName.parse("{tenant}/{namespace}/{topic}".format_map(path)).full
         headers, query = operation.headers_of(request), operation.query_of(request)
         token = _token_of(request)
-        body = await read_body(request, MOST_BODY_BYTES)
-        if self._bytes + len(body) > MOST_BYTES:
-            raise Busy("The requests in progress are too large. Try again.")
-        self._bytes += len(body)
-        try:
+        # Only senders with a valid token use memory for a body.
+        async with self._clients.use(token) as client, self._body(request) as body:
             given = operation.body_of(body, request.headers.get("content-type", ""))
-            async with self._clients.use(token) as client:
-                call = Call(client, topic, path, headers, query, given, request)
-                return _response(operation, await operation.act(call))
+            call = Call(client, topic, path, headers, query, given, request)
+            return _response(operation, await operation.act(call))
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Lend the body of a request. It counts to the bytes of all requests."""
+        taken_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal taken_bytes
+            if self._bytes + size_bytes > MOST_BYTES:
+                raise Busy("The requests in progress are too large. Try again.")
+            self._bytes += size_bytes
+            taken_bytes += size_bytes
+
+        try:
+            body = None
+            with trio.move_on_after(LONGEST_BODY_S):
+                body = await read_body(request, MOST_BODY_BYTES, take)
+            if body is None:
+                raise InvalidRequest(f"The body has not arrived within {LONGEST_BODY_S:g} s.")
+            yield body
         finally:
-            self._bytes -= len(body)
+            self._bytes -= taken_bytes
 
 
 _RECEIVE: Final = next(one for one in OPERATIONS if one.name == "receive")
@@ -143,4 +184,4 @@ async def _live(request: Request) -> Response:
 
 
 async def _openapi(request: Request) -> Response:
-    return JSONResponse(document(OPERATIONS))
+    return JSONResponse(document(GROUPS))

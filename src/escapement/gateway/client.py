@@ -35,7 +35,7 @@ class Client:
         )
         self.pulls: Final = PullConsumers(broker, IDLE_S)
         self.over: Final = trio.Event()  # set when the client is to close its connections
-        self.failed = False  # whether its token was refused
+        self.failed = False  # whether its connections have closed for good
 
     async def close_idle(self) -> None:
         """Close the producers and consumers without requests."""

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from escapement.client.broker import Broker
-from escapement.errors import Busy, EscapementError, Unauthenticated
+from escapement.errors import Busy, EscapementError, OtherDatabase, Unauthenticated
 from escapement.gateway.client import IDLE_S, Client
 from escapement.gateway.pool import Pool
 
@@ -51,7 +51,9 @@ class Clients:
         async with self._pool.use(token) as client:
             try:
                 yield client
-            except Unauthenticated:  # the token was revoked, or has expired
+            except (Unauthenticated, OtherDatabase):
+                # The token was revoked, or has expired, or the brokers were given another database.
+                # The connections have closed for good.
                 client.failed = True
                 client.over.set()
                 raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from escapement.broker.front.certificates import Certificates, TlsFiles
 from escapement.errors import InvalidRequest
 from escapement.loopback import is_loopback
 
@@ -34,7 +35,8 @@ class GatewayConfig:
           insecure: whether the operator allows plain HTTP on addresses that other machines reach.
 
         Raises:
-          InvalidRequest: if a package is missing, TLS is incomplete, or tokens could be overheard.
+          InvalidRequest: if a package is missing, TLS is incomplete, a file of it cannot be used,
+            or tokens could be overheard.
         """
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
@@ -44,6 +46,8 @@ class GatewayConfig:
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("--tls-cert and --tls-key need each other.")
+        if self.tls_cert is not None and self.tls_key is not None:
+            Certificates(TlsFiles(self.tls_cert, self.tls_key))
         if self.tls_cert is None and not insecure and not is_loopback(self.host):
             raise InvalidRequest(
                 f"--listen {self.host} is not a loopback address, and without TLS everyone on the "

@@ -23,7 +23,8 @@ async def run_gateway(
 ) -> None:
     """Serve HTTP until the awaitable of ``until`` has finished.
 
-    The gateway then accepts no more requests, finishes those in progress, and closes its clients.
+    The gateway then accepts no more requests, ends those that wait for messages, finishes the
+    others, and closes its clients.
 
     Args:
       connect: connects to the brokers with a token; "" for none.
@@ -45,8 +46,13 @@ async def run_gateway(
         clients = Clients(connect, nursery)
         nursery.start_soon(clients.sweep)
         app = GatewayApp(clients)
+
+        async def stopping() -> None:
+            await until()
+            app.stop()
+
         await serve_http(
-            app.asgi, config.host, config.port, until, certificate=certificate, ready=announce
+            app.asgi, config.host, config.port, stopping, certificate=certificate, ready=announce
         )
         await clients.close()
         nursery.cancel_scope.cancel()

@@ -131,7 +131,7 @@ class NewTime(Struct, forbid_unknown_fields=True):
 
 
 class Change(Struct):
-    """What happened to a message.
+    """The outcome of a change of a message.
 
     ``status`` is done, delivered, cancelled, over or unknown. ``handed`` names the subscriptions
     that had the message before, and keep it.
@@ -144,7 +144,7 @@ class Change(Struct):
 
 
 class Changes(Struct):
-    """What happened to the messages of a request. ``done`` is the number of changed messages."""
+    """The outcomes of a change of several messages. ``done`` is the number of changed messages."""
 
     done: int
     messages: list[Change]

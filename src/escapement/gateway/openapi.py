@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -20,8 +21,9 @@ _PATH_SCHEMAS: Final = {
 _NAME: Final = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,200}$"}
 
 
-def document(operations: list[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI document of some operations."""
+def document(groups: Mapping[str, list[Operation]]) -> dict[str, Any]:
+    """Return the OpenAPI document of some groups of operations, each with a name."""
+    operations = [one for group in groups.values() for one in group]
     types = {Problem} | {
         one
         for operation in operations
@@ -32,9 +34,11 @@ def document(operations: list[Operation]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     references = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations:
-        at_path = paths.setdefault(PREFIX + operation.path, {})
-        at_path[operation.method.lower()] = _operation(operation, references, components)
+    for tag, group in groups.items():
+        for operation in group:
+            described = _operation(operation, references, components)
+            at_path = paths.setdefault(PREFIX + operation.path, {})
+            at_path[operation.method.lower()] = {"tags": [tag]} | described
     for operation in operations:
         for one in (operation.headers, operation.query):
             if one is not None:
@@ -46,6 +50,7 @@ def document(operations: list[Operation]) -> dict[str, Any]:
             "version": version("escapement"),
             "description": "Send, look at, change, receive and acknowledge delayed messages.",
         },
+        "tags": [{"name": tag} for tag in groups],
         "paths": paths,
         # A broker without access control needs none.
         "security": [{}, {"token": []}],

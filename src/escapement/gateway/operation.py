@@ -6,11 +6,14 @@ of msgspec, which checks requests against them, and makes the schemas of the Ope
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import msgspec
+import msgspec.inspect
 from starlette.requests import Request
 
 from escapement.errors import InvalidRequest
@@ -21,6 +24,8 @@ PREFIX: Final = "Escapement-"
 _WELL_KNOWN: Final = {"idempotency_key": "Idempotency-Key"}
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
+# An integer of a header or of the query. Larger ones are out of range.
+_INTEGER: Final = re.compile("-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Operation:
         """Return the arguments in the headers of a request.
 
         Raises:
-          InvalidRequest: if one has a wrong value.
+          InvalidRequest: if one has a wrong value, is given twice, or is not UTF-8.
         """
         if self.headers is None:
             return None
@@ -92,7 +97,7 @@ class Operation:
             if len(values) > 1:
                 raise InvalidRequest(f"The header {header_name(field)} is given twice.")
             if values:
-                given[field] = values[0]
+                given[field] = _utf_8(values[0], header_name(field))
         return converted(given, self.headers, "the headers")
 
     def query_of(self, request: Request) -> Any:
@@ -122,8 +127,34 @@ class Operation:
             raise InvalidRequest(f"Send the body with the header Content-Type: {JSON}.")
         try:
             return msgspec.json.decode(body, type=self.body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"The body is not valid: {error}.") from None
+
+
+@cache
+def _numbers(type_: type) -> frozenset[str]:
+    """Return the names of the fields that are integers."""
+    return frozenset(
+        field.name
+        for field in msgspec.inspect.type_info(type_).fields  # type: ignore[attr-defined]
+        if _is_integer(field.type)
+    )
+
+
+def _is_integer(type_: msgspec.inspect.Type) -> bool:
+    if isinstance(type_, msgspec.inspect.Metadata):
+        return _is_integer(type_.type)
+    if isinstance(type_, msgspec.inspect.UnionType):
+        return any(map(_is_integer, type_.types))
+    return isinstance(type_, msgspec.inspect.IntType)
+
+
+def _utf_8(value: str, name: str) -> str:
+    """Return the value of a header, which Starlette has decoded as Latin-1."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"The header {name} is not UTF-8.") from None
 
 
 def header_name(field: str) -> str:
@@ -137,7 +168,12 @@ def converted(given: Mapping[str, str], to: type, where: str) -> Any:
     Raises:
       InvalidRequest: if a text is not a value of its field, or has no field.
     """
+    numbers = _numbers(to)
+    values = {
+        name: int(text) if name in numbers and _INTEGER.fullmatch(text) else text
+        for name, text in given.items()
+    }
     try:
-        return msgspec.convert(given, to, strict=False)
+        return msgspec.convert(values, to)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"In {where}: {error}.") from None

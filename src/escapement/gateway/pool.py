@@ -1,4 +1,4 @@
-"""Values that are opened at their first use, shared by requests, and closed when nobody uses them.
+"""A pool of values: opened at their first use, shared by requests, and closed without use.
 
 The gateway has a pool of clients, one for each token, and each client has a pool of producers.
 """
@@ -59,34 +59,62 @@ class Pool(Generic[Value]):
           EscapementError: if the value cannot be opened.
         """
         entry = self._entries.get(key)
+        if entry is not None and self._is_over(entry) and not entry.users:
+            del self._entries[key]  # it broke after its last use
+            entry = None
         if entry is None:
-            await self._make_room()
-            entry = self._entries.setdefault(key, _Entry())
+            entry = self._entries[key] = _Entry()
         self._entries.move_to_end(key)
         entry.users += 1
         try:
             if entry.value is None:
                 async with entry.opening:  # the first user opens it, and the others wait
                     if entry.value is None:
-                        entry.value = await self._open(key)
+                        entry.value = await self._opened(key)
             yield entry.value
         finally:
             entry.users -= 1
             entry.used_s = trio.current_time()
-            is_over = entry.value is None or self._is_broken(entry.value)
-            if is_over and self._entries.get(key) is entry and (entry.value or not entry.users):
+            # Further users of an entry without a value try to open it again.
+            if (
+                self._is_over(entry)
+                and self._entries.get(key) is entry
+                and (entry.value is not None or not entry.users)
+            ):
                 del self._entries[key]
 
-    async def _make_room(self) -> None:
-        if len(self._entries) < self._most:
-            return
-        key = next((key for key, entry in self._entries.items() if not entry.users), None)
-        if key is None:
-            raise Busy(f"The gateway uses {self._most} {self._noun} at once. Try again later.")
-        await self._shut(self._entries.pop(key))
+    def _is_over(self, entry: _Entry[Value]) -> bool:
+        return entry.value is None or self._is_broken(entry.value)
+
+    async def _opened(self, key: str) -> Value:
+        """Open a value, and then make room for it. So a value that cannot be opened closes none."""
+        self._unused()
+        value = await self._open(key)
+        try:
+            while (unused := self._unused()) is not None:
+                await self._shut(self._entries.pop(unused))
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(EscapementError):
+                await self._close(value)
+            raise
+        return value
+
+    def _unused(self) -> str | None:
+        """Return the key to close before another value opens; None if there is room.
+
+        Raises:
+          Busy: if all values are in use.
+        """
+        values = {key: entry for key, entry in self._entries.items() if entry.value is not None}
+        if len(values) < self._most:
+            return None
+        for key, entry in values.items():
+            if not entry.users:
+                return key
+        raise Busy(f"The gateway uses {self._most} {self._noun} at once. Try again later.")
 
     async def close_idle(self) -> None:
-        """Close the values that nobody has used for ``idle_s``."""
+        """Close the values without use for ``idle_s``."""
         before_s = trio.current_time() - self._idle_s
         idle = [
             key

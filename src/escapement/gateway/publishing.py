@@ -22,7 +22,7 @@ from escapement.gateway.operation import Answer, Call, Operation
 
 
 class MessageHeaders(Struct):
-    """What headers say about a message."""
+    """The headers of a message."""
 
     delay: Duration | None = None
     at: Moment | None = None

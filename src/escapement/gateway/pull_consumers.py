@@ -91,6 +91,9 @@ class PullConsumers:
 
     async def inboxes(self, source: Source) -> list[Inbox]:
         """Return the consumers of a source, at least one: those that may have its messages."""
+        for puller in self._of(source):
+            if puller.inbox._error is not None:
+                await self._close(puller)  # the broker has closed it
         pullers = self._of(source) or [await self._open(source, None)]
         for puller in pullers:
             puller.used_s = trio.current_time()

@@ -1,4 +1,4 @@
-"""What every HTTP server of escapement needs: serving, bodies, senders, and statuses of errors.
+"""Parts of all HTTP servers of escapement: serving, bodies, senders, and statuses of errors.
 
 Only ``sender.py`` and ``statuses.py`` can be imported without the packages of the extra ``http``.
 """

@@ -43,11 +43,18 @@ def restored(value: Any) -> Any:
     """Return a value that was decoded elsewhere, with bytes in the place of their objects.
 
     Raises:
-      InvalidRequest: if an object has text that is not base64.
+      InvalidRequest: if an object has text that is not base64, or values are nested too deeply.
     """
+    try:
+        return _restored(value)
+    except RecursionError:
+        raise InvalidRequest("A value is nested too deeply.") from None
+
+
+def _restored(value: Any) -> Any:
     if isinstance(value, dict):
-        return _unwrapped({name: restored(one) for name, one in value.items()})
-    return [restored(one) for one in value] if isinstance(value, list) else value
+        return _unwrapped({name: _restored(one) for name, one in value.items()})
+    return [_restored(one) for one in value] if isinstance(value, list) else value
 
 
 def _finite(value: Any) -> Any:

@@ -88,6 +88,8 @@ LIMIT_LOG: Final = "log"
 FEATURE_MOVED: Final = "moved"
 # A client that understands the field ``bundles`` of Owner sends 1.
 FEATURE_BUNDLES: Final = "bundles"
+# A client that understands the ack deadlines of Deliver sends 1.
+FEATURE_ACK_DEADLINES: Final = "ack_deadlines"
 # The id of the bundle that the client wants. Without it, the client accepts any bundle.
 FEATURE_BUNDLE: Final = "bundle"
 # The id of the log that the client has used before, bytes. A broker of another log refuses it.

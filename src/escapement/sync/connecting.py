@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from escapement.client.connection.link import StreamFactory
 from escapement.client.settings import Settings
 from escapement.client.tracing.tracing import Tracing
 from escapement.client.unopened import Unopened
+from escapement.clock import elapsed_s
 from escapement.sync.broker import Broker
 from escapement.sync.loop import Loop
 
@@ -35,6 +37,7 @@ def connect(
     cert_file: str | None = None,
     key_file: str | None = None,
     tracing: Tracing | None = None,
+    clock_s: Callable[[], float] = elapsed_s,
     backend: str = "asyncio",
 ) -> AbstractContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``with`` block ends.
@@ -53,6 +56,7 @@ def connect(
         cert_file=cert_file,
         key_file=key_file,
         tracing=tracing,
+        clock_s=clock_s,
     )
     return _Connection(context, backend)
 

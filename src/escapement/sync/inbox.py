@@ -48,6 +48,7 @@ class Inbox:
         self._loads = inbox._loads
         self._loop = loop
         self._inbox = inbox
+        self._clock_s = inbox._clock_s
         # Guards the next four attributes. It is reentrant, so that a signal handler that interrupts
         # its holder does not wait forever; the handler finds that the thread is receiving already.
         self._lock = RLock()
@@ -272,13 +273,29 @@ class Inbox:
         self._current, self._rows, self._row = batch, iter(batch or ()), 0
 
     def _spent(self) -> bool:
-        """Return whether ``receive`` needs another batch: the current one is used up or void."""
+        """Return whether ``receive`` needs another batch: the current one is used up or void.
+
+        Discards the messages of the current one whose ack deadline has passed, because the broker
+        has taken them back.
+        """
         current = self._current
+        if current is not None and self._clock_s() > current._deadlines.first_s:
+            current = self._discard_late(current)
         return (
             current is None
             or self._row == len(current.offsets)
             or current._voided != self._inbox._voided  # by a seek or a lost connection
         )
+
+    def _discard_late(self, current: Batch) -> Batch | None:
+        rest = current._rest(self._row)
+        left = rest._in_time(self._clock_s())
+        if left is not None:
+            left._voided = current._voided
+        if late := len(rest) - len(left or ()):
+            inboxes.warn_of_late(self.topic, self.subscription, late)
+        self._begin(left)
+        return left
 
     def _pop(self) -> Message:
         self._row += 1
@@ -312,6 +329,7 @@ class Inbox:
             found._redelivered,
             found.messages,
             found._source,
+            found._deadlines,
         )
         batch._voided = self._inbox._voided
         return batch

@@ -48,9 +48,15 @@ class VirtualClock:
 
         The broker uses this clock for the lease of its database.
         """
+        return int(self.elapsed_s() * 1000 + _ROUNDING_MS)
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start of the test, which ``set_back`` does not change.
+
+        The clients of the test use this clock.
+        """
         # Threads may read this clock, and trio.current_time() works in no thread but its own.
-        now_s = self._trio_clock.current_time()
-        return int((now_s - self._began_s) * 1000 + _ROUNDING_MS)
+        return self._trio_clock.current_time() - self._began_s
 
     def set_back(self, ms: int) -> None:
         """Set the wall clock back by ``ms`` milliseconds, or ahead if ``ms`` is negative."""

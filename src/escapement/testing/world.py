@@ -97,6 +97,7 @@ class World:
         """
         # Without a heartbeat, because the time advances in steps longer than its timeout.
         options.setdefault("settings", Settings(heartbeat_s=None))
+        options.setdefault("clock_s", self.clock.elapsed_s)
         return connect(_URL, stream_factory=self._open_stream, **options)
 
     async def checkpoint(self) -> None:

@@ -59,7 +59,7 @@ async def test_a_client_uses_topics_of_all_bundles_through_one_address(
         assert links(client) == {0: True, 1: True}
         (greeted,) = [dict(features) for features in found.nodes["b:7650"].greeted]
         assert greeted.pop("log") == client.limits["log"]
-        assert greeted == {"moved": 1, "bundles": 1, "bundle": 1}
+        assert greeted == {"moved": 1, "bundles": 1, "ack_deadlines": 1, "bundle": 1}
         assert client.connected
 
 

@@ -58,7 +58,8 @@ async def stop(clock: VirtualClock, *nodes: Node) -> None:
 class Running:
     """Nodes that accept connections in memory."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, clock: VirtualClock) -> None:
+        self.clock = clock
         self._nursery = nursery
         self._nodes: dict[str, Node] = {}
 
@@ -137,7 +138,7 @@ async def test_drained_bundle_whose_release_fails_gets_its_new_owner(
     first = made(FaultyEngine(engine, fails), tmp_path / "a", "a", clock, 1, runners)
     second = made(engine, tmp_path / "b", "b", clock, 1, runners)
     async with trio.open_nursery() as nursery:
-        running = Running(nursery)
+        running = Running(nursery, clock)
         await running.start("a:7650", first)
         await running.start("b:7650", second)
         assert [len(node.brokers) for node in (first, second)] == [1, 0]

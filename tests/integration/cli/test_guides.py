@@ -292,6 +292,12 @@ def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
         terminals.follow(DOCS / "tutorial.md")
 
 
+def test_http_guide_prints_what_it_says(tmp_path: Path) -> None:
+    """B15: run all requests with curl, in order, against a gateway."""
+    with Terminals(tmp_path) as terminals:
+        terminals.follow(GUIDES / "http.md")
+
+
 def test_orders_example_prints_what_it_says(mysql_url: str, tmp_path: Path) -> None:
     """V7: run the example against a broker and a new database."""
     copy = tmp_path / "orders"
@@ -305,14 +311,16 @@ class Terminals:
 
     def __init__(self, directory: Path, **environment: str) -> None:
         self._directory = directory
-        self._port = str(free_port())
+        self._port, self._http_port = str(free_port()), str(free_port())
         self._broker: subprocess.Popen[str] | None = None
+        self._gateway: subprocess.Popen[str] | None = None
         self._program: subprocess.Popen[str] | None = None
         self._output = ""
         address = f"127.0.0.1:{self._port}"
         self._environment = os.environ | {
             "ESCAPEMENT_LISTEN": address,
             "ESCAPEMENT_BROKER": address,
+            "ESCAPEMENT_GATEWAY_LISTEN": f"127.0.0.1:{self._http_port}",
             "PYTHONUNBUFFERED": "1",
             **environment,
         }
@@ -321,7 +329,7 @@ class Terminals:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for process in (self._broker, self._program):
+        for process in (self._broker, self._gateway, self._program):
             if process is not None:
                 process.kill()
                 process.communicate()
@@ -351,6 +359,10 @@ class Terminals:
                 self._broker = self._start(words)
                 assert self._broker.stdout is not None
                 self._output = self._broker.stdout.readline()
+            case ["escapement", "gateway"]:
+                self._gateway = self._start(words)
+                assert self._gateway.stdout is not None
+                self._output = self._gateway.stdout.readline()
             case ["kill", "-9", "$(cat", file]:
                 assert self._broker is not None
                 lock = self._directory / file.removesuffix(")")
@@ -367,6 +379,8 @@ class Terminals:
 
     def _start(self, words: list[str]) -> subprocess.Popen[str]:
         command = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]
+        if words[0] == "curl":
+            command = [word.replace("7652", self._http_port) for word in words]
         return subprocess.Popen(
             command,
             cwd=self._directory,
@@ -382,7 +396,7 @@ class Terminals:
             assert self._program is not None
             self._output, _ = self._program.communicate(timeout=TIMEOUT_S)
         pattern = r"\s+".join(map(re.escape, block.text.split())).replace("…", ".*")
-        pattern = pattern.replace("7650", self._port)
+        pattern = pattern.replace("7650", self._port).replace("7652", self._http_port)
         said = self._output.strip()
         assert re.fullmatch(pattern, said, re.DOTALL), f"{block.page}:{block.line}\n{said}"
 

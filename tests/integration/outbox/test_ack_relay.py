@@ -26,6 +26,7 @@ from escapement.storage.outbox.ack_table import AckKey
 from escapement.storage.outbox.acks import MAX_ROWS, AcksInApplication
 from escapement.testing import World, arrived
 from support.database.outages import Outage
+from support.outbox.faulty_relays import topics_of
 from support.outbox.outboxes import Application, serving
 from support.storage.commit_pipelines import FaultyEngine
 
@@ -472,7 +473,7 @@ async def test_rows_are_learned_although_the_mark_fails_at_first(
         for _ in range(2):
             services = world.server.services
             relay = AckRelay(
-                engine, services.log_identity, services.registry, services.consuming, inline
+                engine, services.log_identity, topics_of(world), services.consuming, inline
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(relay.run)

@@ -12,7 +12,15 @@ import escapement
 from escapement import AmendStatus, MessageId, Settings, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import Busy, InvalidRequest, LimitExceeded, OutcomeUnknown
+from escapement.errors import (
+    BacklogFull,
+    Busy,
+    DelaysDisabled,
+    EscapementError,
+    InvalidRequest,
+    LimitExceeded,
+    OutcomeUnknown,
+)
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
@@ -99,6 +107,40 @@ async def test_batch_is_stored_without_its_duplicates(
             for number in (2, 3, 4, 5):
                 await world.clock.advance(hours=1)
                 assert [m.value for m in await arrived(inbox)] == [b"%d" % number]
+
+
+@pytest.mark.parametrize("refusal", [BacklogFull, DelaysDisabled])
+async def test_stored_batch_is_confirmed_although_its_topic_would_refuse_it_now(
+    mock_clock: MockClock, refusal: type[EscapementError]
+) -> None:
+    """B3: the producer got no receipt, and sends the batch again after a change of the policy."""
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        by_name = await broker.producer("t", name="p")
+        await by_name.send_many([b"a"], delay="1h", sequence=0)
+        await (await broker.producer("t")).send_many([b"b"], delay="1h", dedup=["k"])
+        if refusal is BacklogFull:
+            policy = {"quota_messages": 1, "quota_counts": "all"}
+            await broker.admin("topics.update", topic="t", policy=policy)
+        else:
+            await broker.admin("namespaces.disable_delayed_message", namespace="public/default")
+        again = await by_name.send_many([b"a"], delay="1h", sequence=0)
+        assert repeats(again) == [True]
+        other = await broker.producer("t", send_timeout="100ms")
+        assert repeats(await other.send_many([b"b"], delay="1h", dedup=["k"])) == [True]
+
+        refused = trio.Event()
+
+        async def send_a_new_one() -> None:
+            with pytest.raises(refusal):
+                await other.send_many([b"b", b"c"], delay="1h", dedup=["k", "new"])
+            refused.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_a_new_one)
+            while not refused.is_set():
+                await world.clock.advance(seconds=1)
+        assert await in_log(broker, "t") == [b"a", b"b"]
 
 
 async def test_single_sends_with_keys_travel_as_one_batch(mock_clock: MockClock) -> None:

@@ -11,9 +11,10 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.cli.produce import say_why
-from escapement.errors import BacklogFull
+from escapement.errors import BacklogFull, Disconnected
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
+from support.faults.held_calls import ORDER, Held, uncached
 from support.messages.refused_publishes import refused, refused_at_once
 
 CALM = BrokerConfig(seed=0)
@@ -228,3 +229,31 @@ async def test_acknowledged_messages_still_in_the_index_do_not_count(
         await world.restart()  # the new broker has not read any index block yet
         async with world.connect() as broker:
             assert [await refused(world, broker) for _ in range(4)] == [False] * 3 + [True]
+
+
+async def test_count_during_which_the_machine_was_suspended_does_not_hold_for_hours(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: a count that took a second holds for ten, and one that took an hour for two minutes."""
+    held = Held()
+    async with testing.start(config=uncached(CALM), run=held) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10, quota_counts="all")
+        producer = await broker.producer("x")
+        await producer.send_many([b"far"] * 10, delay="10d")
+        await world.checkpoint()
+        await world.clock.advance(seconds=2)
+
+        async def send() -> None:
+            with pytest.raises(Disconnected):
+                await producer.send(b"one more")
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(ORDER):
+                nursery.start_soon(send)
+                await held.reached()
+                await world.clock.advance(hours=1)
+        assert await refused(world, broker)
+        await broker.cancel(range(10), topic="x")
+        await world.clock.advance(minutes=3)
+        assert not await refused(world, broker)

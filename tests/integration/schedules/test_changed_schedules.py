@@ -12,10 +12,18 @@ import trio.testing
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import AccessDenied, InvalidRequest, LimitExceeded, NotFound, OutcomeUnknown
+from escapement.errors import (
+    AccessDenied,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    StorageUnavailable,
+)
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import START_MS, World
+from support.database.outages import Outage
 from support.roles import begin, connected, new_token
 from support.storage.commit_pipelines import FaultyEngine, Once
 
@@ -290,3 +298,21 @@ async def test_admin_of_a_schedule_cannot_publish_to_a_topic_of_others_by_it(
             changed = await broker.admin("schedules.update", schedule="a/b/s", topic="a/b/t")
             assert changed["topic"] == "a/b/t"
         assert (await root.admin("topics.stats", topic="x/y/z"))["published"] == 0
+
+
+async def test_pause_is_confirmed_by_the_database_only(mock_clock: trio.testing.MockClock) -> None:
+    """B8: a broker that has lost its lease remembers a pause that its successor has ended."""
+    outage = Outage()
+    async with testing.start(config=CALM, engine=outage.engine) as world, world.connect() as broker:
+        await broker.schedules.create("beat", "beats", every="1m")
+        await broker.schedules.pause("beat")
+        outage.unreachable()
+        with pytest.raises(StorageUnavailable):
+            await broker.schedules.pause("beat")
+        outage.over()
+        await world.clock.advance(seconds=5)
+        paused = await broker.schedules.pause("beat")
+        resumed = await broker.schedules.resume("beat")
+        again = await broker.schedules.resume("beat")
+    assert (paused.state, resumed.state) == ("paused", "active")
+    assert again.next == resumed.next

@@ -9,10 +9,18 @@ from simulation.run import DAYS, Report, run
 from support.seeds import seeds
 
 SEEDS = range(1, 4)
-# The seed among these that finds a planted bug soonest, if that is not the first.
-SOONEST = {"epoch not checked on read": 3}
+# The seed among these that finds a planted bug soonest, if that is not the first. If seeds do
+# something else after a change, `python -m simulation --bug BUG --seeds 3` shows it again.
+SOONEST = {
+    "ack forgotten at checkpoint": 3,
+    "manifest swapped before fsync": 3,
+    "cursor advanced too far": 3,
+    "retry lost on disconnect": 2,
+    "generation dropped one too early": 2,
+    "draining node keeps bundles": 2,
+}
 # Virtual days of the runs for a planted bug that is found only at the end of a run.
-FEW_DAYS = {"draining node keeps bundles": 4}
+FEW_DAYS = {"draining node keeps bundles": 2}
 
 
 @pytest.mark.parametrize("seed", seeds(SEEDS))
@@ -28,7 +36,7 @@ def test_no_fault_breaks_an_invariant(seed: int) -> None:
 
 def test_seed_repeats_exactly() -> None:
     """A failure can be examined, because its seed does the same again."""
-    first, second = (_seen(run(1, days=4)) for _ in range(2))
+    first, second = (_seen(run(1, days=2)) for _ in range(2))
     assert first == second
     assert len(first) > 50
 

@@ -6,6 +6,7 @@ import numpy as np
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from escapement import testing
+from escapement.broker.subscription.delivery.ack_waits import AckWaits
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.field import Field
 from escapement.message import Blobs, MessageBatch
@@ -30,7 +31,7 @@ async def deliver(
     (consumer,) = [one for one in subscription.consumers if one.wire_id == consumer_id]
     for batch in batches:
         rows = Rows.fresh(offsets, offsets)
-        consumer.outlet.deliver(consumer_id, rows, None, batch)
+        consumer.outlet.deliver(consumer_id, rows, None, batch, AckWaits())
     await wait_all_tasks_blocked()
     heard, peer.heard = peer.heard, []
     return heard

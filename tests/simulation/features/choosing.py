@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from simulation.features.bulk import Bulk
+from simulation.features.delaying import Delaying
 from simulation.features.deleting import Deleting
 from simulation.features.expiring import Expiring
 from simulation.features.feature import Feature
 from simulation.features.grouping import Grouping
+from simulation.features.posting import Posting
+from simulation.features.quotas import Quotas
 from simulation.features.redriving import Redriving
 from simulation.features.replacing import Replacing
 from simulation.features.scheduling import Scheduling
@@ -23,6 +26,9 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Scheduling,
     Bulk,
     Deleting,
+    Posting,
+    Quotas,
+    Delaying,
 )
 # Features of one run. A run with all of them would take twice as long.
 _SEVERAL: Final = 3

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import trio
 
 import escapement
-from escapement.errors import EscapementError
+from escapement.errors import AlreadyExists, EscapementError
 from histories.history import Message
 from simulation.checks.check import Check
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
@@ -28,12 +29,15 @@ BACKOFF: Final[Mapping[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms":
 STALE_S: Final = 40 * HOUR_S
 # A request without an answer may still take effect, until its broker goes on or has ended.
 REQUEST_S: Final = 24 * HOUR_S
+# An answer can be that of a repeated request, while the first one is still on its way.
+REPEATED_S: Final = 600.0
 
 
 class Feature:
     """The base of all features. A feature has one client, which calls ``run``."""
 
     check: Check | None = None  # it has the answers to the client
+    namespace: ClassVar[str] = ""  # of the topics, if it is not the default one
     topics: ClassVar[Topics] = {}
     topic_policies: ClassVar[Policies] = {}
     amended: ClassVar[Sequence[str]] = ()  # topics whose messages are cancelled and rescheduled
@@ -44,6 +48,16 @@ class Feature:
         self._rng = world.chance(type(self).__name__)
         # Of subscriptions that have more than ``BACKOFF``.
         self.policies: Policies = {}
+
+    async def begin(self) -> None:
+        """Create the namespace, before the topics are created."""
+
+        async def create(client: escapement.Broker) -> None:
+            with suppress(AlreadyExists):  # an earlier request has created it
+                await client.admin("namespaces.create", namespace=self.namespace)
+
+        if self.namespace:
+            await self._ask_surely(self.namespace, create)
 
     async def run(self, end_ms: int) -> None:
         """Use the feature until the end; a message may be due then at the latest."""

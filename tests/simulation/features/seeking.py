@@ -10,14 +10,12 @@ import escapement
 from histories.history import Seek
 from simulation.checks.seeking import Pause, SeekCheck
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
-from simulation.features.feature import KEPT, Feature, Topics
+from simulation.features.feature import KEPT, REPEATED_S, Feature, Topics
 from simulation.world import World
 
 _TOPIC: Final = "sought"
 _BATCH: Final = 4
 _MEAN_S: Final = 18 * HOUR_S
-# An answer can be that of a repeated request, while the first one is still on its way.
-_REPEATED_S: Final = 600.0
 _LONGEST_PAUSE_S: Final = 12 * HOUR_S
 _DAY_MS: Final = 86_400_000
 
@@ -52,7 +50,7 @@ class Seeking(Feature):
             await client.admin("subscriptions.seek", **names, position=where)
 
         await self._ask_surely(_TOPIC, ask)
-        self._history.end_seek(seek, self._history.now_s() + _REPEATED_S)
+        self._history.end_seek(seek, self._history.now_s() + REPEATED_S)
         self._history.counts["seeks"] += 1
 
     def _position(self, name: str) -> Seek:
@@ -67,7 +65,7 @@ class Seeking(Feature):
     async def _pause(self, name: str) -> None:
         """Pause a subscription for some hours."""
         await self._ask_surely(_TOPIC, lambda client: client.pause(_TOPIC, name))
-        pause = Pause(name, self._history.now_s() + _REPEATED_S)
+        pause = Pause(name, self._history.now_s() + REPEATED_S)
         self.check.pauses.append(pause)
         await trio.sleep(self._rng.uniform(0, _LONGEST_PAUSE_S))
         pause.ended_s = self._history.now_s()

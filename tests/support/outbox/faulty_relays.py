@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from escapement.broker.outbox.named_topics import NamedTopics
 from escapement.broker.outbox.outbox_relay import OutboxRelay
 from escapement.errors import OutcomeUnknown, StorageUnavailable
 from escapement.storage.blocking import inline
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.outbox.mapping import OURS, OutboxMapping
 from escapement.storage.schema import log_identity
@@ -37,6 +39,12 @@ class Faults:
             raise OutcomeUnknown("the reply to a COMMIT is lost, says the test")
 
 
+def topics_of(world: World) -> NamedTopics:
+    """Return what relays of a broker know about the topics that rows name."""
+    connections = ConnectionPool(world._engine)
+    return NamedTopics(world.server.services.registry, connections, inline, DAY_MS)
+
+
 def relay_of(
     world: World, engine: FaultyEngine, log: SqliteEngine, mapping: OutboxMapping = OURS
 ) -> OutboxRelay:
@@ -53,7 +61,7 @@ def relay_of(
         services.pipeline.transact,
         world.clock,
         inline,
-        lambda topic: services.registry.delays_of(topic).within(DAY_MS),
+        topics_of(world).delays_of,
         services.inbox_relay.wake,
         mapping,
     )

@@ -51,13 +51,14 @@ class BrokerProcess:
         *options: str,
         limits: dict[str, Any] | None = None,
         tables: Sequence[str] = (),
+        outboxes: Sequence[str] = (),
     ) -> None:
         """Choose ``options`` of `escapement serve`, or ``limits`` that ``runner`` sets.
 
-        ``tables`` are the databases with message tables of a broker with limits.
+        ``tables`` and ``outboxes`` are the databases with these of a broker with limits.
         """
         assert not (options and limits)
-        assert limits or not tables
+        assert limits or not (tables or outboxes)
         self.data = data
         self.port = free_port()
         self.starts = 0
@@ -67,6 +68,7 @@ class BrokerProcess:
         self._options = options
         self._limits = limits
         self._tables = tables
+        self._outboxes = outboxes
         self._process: subprocess.Popen[bytes] | None = None
         data.mkdir(parents=True, exist_ok=True)
         self._said = data.with_name(data.name + ".out")
@@ -105,6 +107,7 @@ class BrokerProcess:
                 "port": self.port,
                 "limits": self._limits,
                 "tables": self._tables,
+                "outboxes": self._outboxes,
                 "clock_ahead_ms": self.clock_ahead_ms,
             }
             command = [sys.executable, str(self.runner), json.dumps(asked)]

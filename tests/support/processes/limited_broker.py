@@ -42,6 +42,7 @@ def main() -> None:
         broker=BrokerConfig(
             limits=replace(DEFAULT_LIMITS, **asked["limits"]),
             tables=tuple(map(MysqlAddress.parse, asked["tables"])),
+            outboxes=tuple(map(MysqlAddress.parse, asked["outboxes"])),
         ),
     )
     try:

@@ -236,6 +236,9 @@ async def cluster(
 class Dialled(Protocol):
     """Nodes to which a client opens connections."""
 
+    @property
+    def clock(self) -> VirtualClock: ...
+
     async def dial(self, address: str) -> MemoryStream: ...
 
 
@@ -249,7 +252,8 @@ def connected(
 
     given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
     source = TokenSource(token, None)
-    return Connecting(Lines(dial, given, "", Settings(heartbeat_s=None), source))
+    settings = Settings(heartbeat_s=None)
+    return Connecting(Lines(dial, given, "", settings, source, clock_s=found.clock.elapsed_s))
 
 
 def named(found: Cluster, bundle_id: int, number: int = 1, prefix: str = "t") -> list[str]:

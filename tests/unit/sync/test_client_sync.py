@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 
 import anyio
 import msgpack
@@ -373,3 +374,31 @@ def test_rows_of_a_table_have_their_fields(backend: str) -> None:
             batch = inbox.next_batch()
             assert batch is not None
             assert batch.values() == [{"id": 2, "price": None}]
+
+
+def test_blocking_consumer_discards_messages_that_waited_for_longer_than_their_ack_wait() -> None:
+    """V6: also those of the batch from which the thread receives single messages."""
+    now_s = [1000.0]
+    with listening() as (peer, portal, url), connect(url, clock_s=lambda: now_s[0]) as broker:
+        with broker.consumer("t", "s") as inbox:
+            portal.call(
+                partial(
+                    peer.deliver,
+                    [b"a", b"late", b"b", b"c"],
+                    [0, 1, 2, 3],
+                    wait_ms=10_000,
+                    waits_ms=[10_000, 10_000, 20_000, 20_000],
+                )
+            )
+            messages = iter(inbox)
+            assert next(messages).payload == b"a"
+            now_s[0] += 11
+            assert next(messages).payload == b"b"
+            now_s[0] += 10
+            assert inbox.receive(timeout_s=0) is None
+            portal.call(partial(peer.deliver, [b"d", b"e"], [4, 5], wait_ms=10_000))
+            assert next(messages).payload == b"d"
+            now_s[0] += 11
+            assert inbox.next_batch(timeout_s=0) is None
+            portal.call(partial(peer.deliver, [b"f"], [6], wait_ms=10_000))
+            assert next(messages).payload == b"f"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from escapement.broker.access.caller import Caller
+from escapement.broker.access.needs import VERB_NEEDS
 from escapement.broker.admin import (
     bulk,
     cluster,
@@ -33,7 +34,15 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.broker_stats import BrokerStats
-from escapement.errors import InvalidRequest
+from escapement.errors import EscapementError, InvalidRequest
+
+# Verbs that need no other right than to peek change nothing. Two others need more.
+# ``broker.stats`` and ``cluster.status`` tell about processes, also during an outage.
+READS: Final = frozenset(
+    verb
+    for verb, rights in VERB_NEEDS.items()
+    if rights and all(right.action == "peek" for right in rights)
+) - {"broker.stats", "cluster.status"} | {"tokens.list", "grants.list"}
 
 
 class Admin:
@@ -48,13 +57,26 @@ class Admin:
         Args:
           caller: decides what a listing shows.
 
+        The answer to a verb that reads, and the news that something exists or does not exist, are
+        from the memory of the broker. So they need a lease that has not expired until then. A verb
+        that changes something checks the lease when it commits.
+
         Raises:
           InvalidRequest: if the verb is unknown, or its arguments are wrong.
+          LeaseLost: if the lease has expired, and the answer may be out of date.
         """
         function = VERBS.get(verb)
         if function is None:
             raise InvalidRequest(f"there is no verb {verb!r}; use one of {', '.join(VERBS)}")
-        return await function(self._broker, Arguments(verb, arguments, caller))
+        try:
+            result = await function(self._broker, Arguments(verb, arguments, caller))
+        except EscapementError as error:
+            if (checked := self._broker.checked(error)) is not error:
+                raise checked from error
+            raise
+        if verb in READS:
+            self._broker.check_lease()
+        return result
 
 
 async def _stats(broker: Broker, given: Arguments) -> BrokerStats:

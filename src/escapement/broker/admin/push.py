@@ -19,7 +19,7 @@ _MOST_KEEP_MS: Final = 30 * 86_400_000
 
 
 class PushHead(TypedDict):
-    """The subscription of a push target. The older secret also signs until ``old_secret_until_ms``."""
+    """The subscription of a push target, and when its older secret stops signing."""
 
     topic: str
     subscription: str

@@ -37,8 +37,8 @@ _RETRY_S: Final = 1.0
 # How often the task that sends a run checks whether deliveries are allowed again. It rarely waits.
 _PAUSE_S: Final = 0.05
 # The bytes of a message in a frame besides its strings: their lengths, the priority, the offset,
-# the due time, the attempts and a flag.
-_ROW_BYTES: Final = 36
+# the due time, the attempts, a flag and the ack wait.
+_ROW_BYTES: Final = 44
 
 
 class _Part(NamedTuple):
@@ -161,7 +161,8 @@ class Sender:
         most = min(self._limits.deliver_messages, topic.frame_messages or rows.height)
         for frame, own in self._frames(rows, batch, most):
             before = subscription.was_sent_before(frame) if again else None
-            consumer.outlet.deliver(consumer.wire_id, frame, before, own)
+            waits = subscription.ack_waits(hand, frame.offsets, self._clock.now_ms())
+            consumer.outlet.deliver(consumer.wire_id, frame, before, own, waits)
         return waited
 
     def _frames(

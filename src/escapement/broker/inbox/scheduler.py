@@ -347,11 +347,11 @@ class Scheduler:
           NotFound: if there is no schedule of this name.
         """
         async with self._changing:
+            # Even if nothing changes, it is written. Otherwise a broker that has lost its lease
+            # would confirm a pause that its successor has ended.
             old = self.find(name)
-            if old.paused is paused:
-                return old
             next_ms = old.next_ms
-            if not paused:
+            if old.paused and not paused:
                 # If the clock was set back, the last published occurrence is later than now. The
                 # next one must come after it.
                 next_ms = old.recurrence.after(max(self._clock.now_ms(), old.last_ms or 0))

@@ -55,7 +55,7 @@ is committed after a row with a higher id was moved.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 from escapement.broker.outage import Outage
@@ -195,7 +195,7 @@ class OutboxRelay(Relay):
     def _take(self, now_ms: int) -> _Taken:
         """Lock the next rows and read them. Runs in a thread."""
         rows, more = self._outbox.take()
-        good, refused = read_rows(rows, now_ms, self._delays_of)
+        good, refused = read_rows(rows, now_ms, cache(self._delays_of))
         changes = [change for _, change in good]
         return _Taken(rows, more, changes, [row.moved() for row, _ in good], refused)
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # The pause between two looks: the shortest while rows come, the longest while none come.
 _SHORTEST_S: Final = 0.005
-_LONGEST_S: Final = 0.25
+LONGEST_S: Final = 0.25
 # The shortest pause after an error, and the longest after several.
 _FIRST_RETRY_S: Final = 0.25
 _LAST_RETRY_S: Final = 5.0
@@ -71,6 +71,11 @@ class Relay(ABC):
         self._hinted = trio.Event()
         self.problem = ""  # why rows wait, or ""
 
+    @property
+    def _longest_s(self) -> float:
+        """The longest pause between two looks while no rows come."""
+        return LONGEST_S
+
     @abstractmethod
     async def _step(self) -> Progress:
         """Do a bounded piece of work. Connect first if the last step has failed."""
@@ -114,7 +119,7 @@ class Relay(ABC):
             elif progress is Progress.SOME:
                 pause_s = _SHORTEST_S
             else:
-                pause_s = min(2 * pause_s, _LONGEST_S)
+                pause_s = min(2 * pause_s, self._longest_s)
                 # A look may take long if the database cannot remove deleted rows. Then looks take
                 # at most half of the time.
                 least_s = max(trio.current_time() - began_s, least_s)

@@ -8,11 +8,10 @@ import trio
 
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.outbox.ack_relay import AckRelay
-from escapement.broker.outbox.messages import DelaysOf
+from escapement.broker.outbox.named_topics import NamedTopics
 from escapement.broker.outbox.outbox_relays import OutboxRelays
 from escapement.broker.outbox.relay import Relay
 from escapement.broker.registry.changes import Transact
-from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.storage.blocking import Run
 from escapement.storage.engine.address import MysqlAddress
@@ -24,10 +23,14 @@ from escapement.storage.outbox.ack_table import ACKS
 class Relays:
     """The relays of a broker. Iterating over it gives those that run.
 
+    Each database has an ack relay for each bundle. The broker of bundle 0 also has a relay for each
+    outbox.
+
     Args:
-      addresses: the databases of applications. Each has an ack relay, and a relay for each outbox.
+      addresses: the databases of applications.
       engine: the database of the log.
       log: the id of the log.
+      topics: the topics and subscriptions that rows name.
       run: makes calls to the databases of applications.
       on_posted: called when entries were written to the inbox.
     """
@@ -38,18 +41,24 @@ class Relays:
         engine: Engine,
         log: bytes,
         transact: Transact,
-        registry: Registry,
+        topics: NamedTopics,
         consuming: Consuming,
         clock: Clock,
         run: Run,
-        delays_of: DelaysOf,
         on_posted: Callable[[], None],
     ) -> None:
         self.outboxes = OutboxRelays(
-            addresses, engine, log, transact, clock, run, delays_of, on_posted
+            () if topics.registry.bundle.id else addresses,
+            engine,
+            log,
+            transact,
+            clock,
+            run,
+            topics.delays_of,
+            on_posted,
         )
         self._acks = [
-            AckRelay(MysqlEngine(address, creates=False), log, registry, consuming, run)
+            AckRelay(MysqlEngine(address, creates=False), log, topics, consuming, run)
             for address in addresses
         ]
 

@@ -201,19 +201,21 @@ class Publishing:
         """
         topic, producer = handle.topic, handle.producer
         self._registry.check_open(topic)
-        self.check_times(topic, publication.times)
         count = len(publication.batch)
         known = producer.admit(handle, publication.sequence, count, publication.after)
         if known == count:
             publication.done(Stored(-1, True))
             return
-        self._backlogs.check(topic, self._clock.now_ms())
         publication.producer = producer
         if known:
             publication.trim(known)
         self.sort_out(topic, publication)
+        # Only now, because a repeated batch that is stored already is confirmed, although its topic
+        # may have reached its quota since, or it may have come too near its time.
+        if len(publication.batch):
+            self._backlogs.check(topic, self._clock.now_ms())
+            self.check_times(topic, publication.times)
         replacing = self._replacing.of(topic, publication)
-        # Only now, because a repeated batch that is stored already may have come too near its time.
         publication.times = self.obeying(topic, publication.times, len(publication.batch))
         members = members_of(publication.batch.groups)
         if members:

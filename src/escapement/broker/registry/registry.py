@@ -152,14 +152,21 @@ class Registry:
             )
         return record
 
-    def delays_of(self, topic: str) -> DelayPolicy:
-        """Return the delay policy of a topic by its full name, which need not exist. Any thread."""
+    def delays_of(self, topic: str, elsewhere: Callable[[TopicName], TopicPolicy]) -> DelayPolicy:
+        """Return the delay policy of a topic by its full name, which need not exist. Any thread.
+
+        Args:
+          elsewhere: returns the policy of a topic that may be in another bundle.
+        """
         name = TopicName.parse(topic)
         namespace = self.namespaces.get(name.in_namespace)
         if namespace is None:
             return DelayPolicy()
         record = self.topics.get(topic)
-        own = TopicPolicy() if record is None else record.policy
+        if record is not None:
+            own = record.policy
+        else:
+            own = TopicPolicy() if self.bundle.is_only else elsewhere(name)
         return DelayPolicy.of(name, own, namespace) or DelayPolicy()
 
     def topic(self, name: TopicName) -> Topic:

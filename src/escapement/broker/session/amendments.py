@@ -8,7 +8,9 @@ from escapement.broker.broker import Broker
 from escapement.broker.publishing.outcome import Outcome
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
+from escapement.errors import LeaseLost
 from escapement.protocol import commands as wire
+from escapement.protocol.amend_status import AmendStatus
 
 
 class AmendmentRequests(RequestHandler):
@@ -39,5 +41,12 @@ class AmendmentRequests(RequestHandler):
         self._answer(command.request_id, outcome)
 
     def _answer(self, request_id: int, outcome: Outcome) -> None:
+        if not np.any(outcome.statuses == AmendStatus.DONE):
+            # Nothing was changed, so no commit has checked the lease.
+            try:
+                self._broker.check_lease()
+            except LeaseLost as error:
+                self._outbound.send(wire.Refused.because(error, request_id=request_id))
+                return
         handed = {name: np.packbits(mask).tobytes() for name, mask in outcome.handed.items()}
         self._outbound.send(wire.Amended(request_id, outcome.statuses, handed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from escapement.broker.access.caller import Caller
 from escapement.broker.admin import Admin
 from escapement.broker.broker import Broker
@@ -9,15 +11,16 @@ from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
 from escapement.names import full_name
 from escapement.protocol import commands as wire
+from escapement.protocol.limits import FEATURE_BUNDLES
 
 
 class BrokerRequests(RequestHandler):
     """The desk for requests about the broker itself: administration, heartbeat, and owners."""
 
     def __init__(
-        self, broker: Broker, outbound: Outbound, caller: Caller, tells_bundles: bool
+        self, broker: Broker, outbound: Outbound, caller: Caller, understood: Collection[str]
     ) -> None:
-        self._tells_bundles = tells_bundles  # whether lookups are answered with their number
+        self._tells_bundles = FEATURE_BUNDLES in understood
         self._caller = caller
         self._admin = Admin(broker)
         self._directory = broker.directory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
+from escapement.broker.subscription.delivery.ack_waits import AckWaits
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.topic.handles import ConsumerHandle
 from escapement.errors import AccessDenied, EscapementError, LimitExceeded
@@ -23,6 +24,7 @@ from escapement.field import Field
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position
 from escapement.protocol import commands as wire
+from escapement.protocol.limits import FEATURE_ACK_DEADLINES
 from escapement.storage.catalog.catalog import Kind
 
 # The most messages that one Ack may name by ranges.
@@ -36,7 +38,14 @@ _FEW_MESSAGES: Final = 1024
 class Consumers(RequestHandler):
     """The desk for consumers, and the outlet of each consumer."""
 
-    def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        outbound: Outbound,
+        caller: Caller,
+        understood: Collection[str],
+    ) -> None:
+        self._tells_deadlines = FEATURE_ACK_DEADLINES in understood
         self._broker = broker
         self._caller = caller
         self._outbound = outbound
@@ -197,6 +206,7 @@ class Consumers(RequestHandler):
         rows: Rows,
         redelivered: npt.NDArray[np.bool_] | None,
         batch: MessageBatch,
+        waits: AckWaits,
     ) -> None:
         """Queue a frame of messages, after the fields of their rows if the consumer needs them."""
         if batch.fields is not None:
@@ -210,6 +220,7 @@ class Consumers(RequestHandler):
                 None if first else rows.counts.astype(np.uint16),
                 None if redelivered is None else redelivered.astype(np.uint8),
                 batch.encode(),
+                *(waits if self._tells_deadlines else ()),
             )
         )
 

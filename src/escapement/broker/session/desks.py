@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from escapement.broker.access.caller import Caller
 from escapement.broker.access.needs import COMMAND_NEEDS
 from escapement.broker.broker import Broker
@@ -20,7 +22,8 @@ class Desks:
     """The desks of one connection at its broker.
 
     The maps ``at_once``, ``in_turn`` and ``aside`` are those of all desks together (see
-    ``RequestHandler``). Their methods check the rights of the peer first.
+    ``RequestHandler``). Their methods check the rights of the peer first. The peer understands the
+    features ``understood``.
     """
 
     def __init__(
@@ -29,17 +32,17 @@ class Desks:
         outbound: Outbound,
         limits: BrokerLimits,
         caller: Caller,
-        tells_bundles: bool,
+        understood: Collection[str],
     ) -> None:
         self._caller = caller
         self._producers = Producers(broker, outbound, limits, caller)
-        self._consumers = Consumers(broker, outbound, caller)
+        self._consumers = Consumers(broker, outbound, caller, understood)
         self._desks: tuple[RequestHandler, ...] = (
             self._producers,
             self._consumers,
             AmendmentRequests(broker, outbound),
             Reading(broker, outbound),
-            BrokerRequests(broker, outbound, caller, tells_bundles),
+            BrokerRequests(broker, outbound, caller, understood),
         )
         self.at_once: dict[type[Command], AtOnce] = {}
         self.in_turn: dict[type[Command], Waiting] = {}

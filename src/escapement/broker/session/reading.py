@@ -20,6 +20,7 @@ class Reading(RequestHandler):
 
     def _find(self, command: wire.Find) -> None:
         offsets = self._broker.publishing.find(TopicName.parse(command.topic), command.dedup)
+        self._broker.check_lease()
         self._outbound.send(wire.Found(command.request_id, offsets))
 
     async def _read(self, command: wire.Read) -> None:
@@ -27,6 +28,7 @@ class Reading(RequestHandler):
         stop = None if command.stop < 0 else command.stop
         async with self._outbound.large_answer():
             page = await self._broker.read(topic, command.start, stop, command.max_messages)
+            self._broker.check_lease()
             self._outbound.send(
                 wire.Page(
                     command.request_id,

@@ -42,7 +42,6 @@ from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
-    FEATURE_BUNDLES,
     FEATURE_MOVED,
     LIMIT_BATCH_BYTES,
     LIMIT_BATCH_MESSAGES,
@@ -268,8 +267,8 @@ class Session:
         await caller.admit(hello.token)
         chosen.check_open()
         self._caller = caller
-        tells_bundles = hello.features.get(FEATURE_BUNDLES) == 1
-        self._desks = Desks(chosen, self._outbound, self._limits, caller, tells_bundles)
+        understood = [name for name, value in hello.features.items() if value == 1]
+        self._desks = Desks(chosen, self._outbound, self._limits, caller, understood)
         chosen.services.access.watch(self._access_changed)
         limits = {
             LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
@@ -370,6 +369,7 @@ class Session:
         if not request_id:
             return
         assert self._broker is not None
+        error = self._broker.checked(error)
         directory = self._broker.directory
         if (
             self._understands_moved

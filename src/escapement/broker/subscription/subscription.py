@@ -45,6 +45,7 @@ from escapement.broker.subscription.counts import Counts
 from escapement.broker.subscription.dead_letters.dead_letter import Dead, Reason
 from escapement.broker.subscription.dead_letters.dead_messages import DeadMessages
 from escapement.broker.subscription.dead_letters.expiry import Expiry
+from escapement.broker.subscription.delivery.ack_waits import AckWaits
 from escapement.broker.subscription.delivery.attempt_book import AttemptBook, counted
 from escapement.broker.subscription.delivery.consumer import Consumer
 from escapement.broker.subscription.delivery.delivery import DeliveryPart
@@ -678,6 +679,7 @@ class Subscription(ABC):
         rows = rows._replace(attempts=rows.attempts + 1)
         deadline_ms = np.empty(rows.height, np.int64)
         firsts_ms: list[int] = []
+        common_ms: list[int | None] = []
         high = 0
         for consumer, height in takers:
             low, high = high, high + height
@@ -685,8 +687,10 @@ class Subscription(ABC):
             policy = consumer.back_off
             first_ms = now_ms + policy.first_wait_ms if policy.ack_wait_ms else NEVER_MS
             deadline_ms[low:high] = first_ms
+            common_ms.append(first_ms)
             if again and policy.ack_wait_ms:
                 tried = low + np.flatnonzero(rows.attempts[low:high] > 1)
+                common_ms[-1] = first_ms if not len(tried) else None
                 chance = self._rng.random(len(tried))
                 deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
                 first_ms = int(deadline_ms[low:high].min())
@@ -714,8 +718,10 @@ class Subscription(ABC):
         late_ms = now_ms - wanted_ms
         self._totals.lateness_ms.add(late_ms[rows.attempts == 1] if again else late_ms)
         return [
-            HandOver(consumer, own, delivery_id, consumer.halts)
-            for (consumer, _), (delivery_id, own) in zip(takers, made, strict=True)
+            HandOver(consumer, own, delivery_id, consumer.halts, deadline_ms=common)
+            for (consumer, _), (delivery_id, own), common in zip(
+                takers, made, common_ms, strict=True
+            )
         ]
 
     def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
@@ -737,6 +743,17 @@ class Subscription(ABC):
         hand.consumer.give_back(hand.rows.height, hand.halts)
         held = hand.rows.offsets[self.still_held(hand)]
         self._return_untried(self.in_flight.take_back(held, hand.consumer.id), 0, now_ms)
+
+    def ack_waits(self, hand: HandOver, offsets: Int64s, now_ms: int) -> AckWaits:
+        """Return how long messages of a run may stay unacknowledged from now on.
+
+        Args:
+          offsets: the messages, which are in flight.
+        """
+        if hand.deadline_ms is not None:
+            return AckWaits.until(hand.deadline_ms, now_ms)
+        _, deadlines_ms = self.in_flight.terms(offsets)
+        return AckWaits.until_each(deadlines_ms, now_ms)
 
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
         """Return which messages of a run are still in flight: not acknowledged, not taken back."""

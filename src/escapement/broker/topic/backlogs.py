@@ -49,7 +49,10 @@ Weighed = tuple[BacklogSize, list[tuple[Subscription, int]]]
 
 _FRESH_MS: Final = 1_000
 # A count key by key stays valid for this many times as long as the counting took.
-COUNT_SHARE: Final = 10
+_COUNT_SHARE: Final = 10
+# It stays valid for this time at most. A count of a hundred million messages takes about ten
+# seconds. It takes longer if the machine was suspended meanwhile, or its clock was set ahead.
+_MOST_REST_MS: Final = 120_000
 
 
 class Backlogs:
@@ -132,7 +135,7 @@ class Backlogs:
         counts_all = topic.quota.counts_all or topic.total_quota.counts_all
         amount, _ = await self._count_keys(topic, counts_all)
         now_ms = self._clock.now_ms()
-        for_ms = _FRESH_MS + COUNT_SHARE * max(now_ms - began_ms, 0)
+        for_ms = _FRESH_MS + rest_ms(began_ms, now_ms)
         topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
 
     def look(self, topic: Topic, now_ms: int) -> None:
@@ -218,6 +221,11 @@ class Backlogs:
         amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
         # An exclusive or failover subscription may have acknowledged all messages not yet due.
         return amount._replace(beyond=amount.due)
+
+
+def rest_ms(began_ms: int, now_ms: int) -> int:
+    """Return how long to wait after a count key by key before the next one."""
+    return min(_COUNT_SHARE * max(now_ms - began_ms, 0), _MOST_REST_MS)
 
 
 def neighbours(active: Mapping[int, Topic], topic: Topic) -> list[Topic]:

@@ -22,7 +22,7 @@ import trio
 
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.backlog_size import BacklogSize, Quota, levels
-from escapement.broker.topic.backlogs import COUNT_SHARE, beside, neighbours
+from escapement.broker.topic.backlogs import beside, neighbours, rest_ms
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
@@ -99,9 +99,9 @@ class NamespaceQuotas:
                         subscription.settled_most = settled[subscription] + more
                     self._wake(topic, subscription)
         if quota.counts_all:
-            rest_ms = COUNT_SHARE * max(self._clock.now_ms() - began_ms, 0)
+            until_ms = began_ms + rest_ms(began_ms, self._clock.now_ms())
             for topic in topics:
-                topic.quota_watch.rest(began_ms + rest_ms)
+                topic.quota_watch.rest(until_ms)
                 if not keep_most:
                     self._await_due(topic)
 

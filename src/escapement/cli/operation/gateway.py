@@ -19,6 +19,8 @@ from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_l
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.client.connection.address import Addresses
+from escapement.client.connection.tls import ClientFiles
+from escapement.errors import Unauthenticated
 from escapement.gateway.config import DEFAULT_GATEWAY_PORT, GatewayConfig
 
 _option = partial(click.option, show_default=True, show_envvar=True)
@@ -103,8 +105,15 @@ def gateway(
     from escapement.gateway.gateway import run_gateway
 
     files = kept() if at_broker.tls else {}
+    paths = [files.get(name) for name in ("ca_file", "cert_file", "key_file")]
+    has_role = at_broker.tls and ClientFiles.of(*paths).cert is not None
 
     def connected(token: str) -> AbstractAsyncContextManager[Broker]:
+        if has_role and not token:
+            raise Unauthenticated(
+                "Send a token: Authorization: Bearer TOKEN. The gateway does not lend the role of "
+                "its own certificate."
+            )
         return connect(str(at_broker), name="gateway", token=token, **files)
 
     def ready(address: str) -> None:

@@ -86,6 +86,7 @@ class Line:
       route: finds the broker.
       ids: the source of ids for attachments, which all lines of a client share.
       other: returns the client's line of another bundle.
+      clock_s: the clock that tells how long messages have waited; see ``connect``.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Line:
         tracer: Tracer | None,
         ids: Iterator[int],
         other: Callable[[int], Line],
+        clock_s: Callable[[], float],
     ) -> None:
         self.other = other
+        self.clock_s = clock_s
         self.settings = settings
         self.tracer = tracer  # None if the client does not trace
         self.link: Link | None = None

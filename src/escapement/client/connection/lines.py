@@ -7,7 +7,7 @@ broker for the bundle of a topic, once, and makes the line of that bundle when i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import count
@@ -25,6 +25,7 @@ from escapement.client.connection.retry import Retry
 from escapement.client.connection.route import Dial, Route
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
+from escapement.clock import elapsed_s
 from escapement.errors import Disconnected, EscapementError, NoOwner
 from escapement.names import full_name
 from escapement.protocol import commands as wire
@@ -44,6 +45,7 @@ class Lines:
       addresses: the addresses of brokers, which are tried in turn.
       name: the name of the client.
       described: what errors call the addresses; None for the addresses themselves.
+      clock_s: the clock that tells how long messages have waited; see ``connect``.
 
     Attributes:
       first: the line of the first connection. Its bundle is any one.
@@ -58,6 +60,7 @@ class Lines:
         token_source: TokenSource,
         tracer: Tracer | None = None,
         described: str | None = None,
+        clock_s: Callable[[], float] = elapsed_s,
     ) -> None:
         self.settings = settings
         self.tracer = tracer  # None if the client does not trace
@@ -67,6 +70,7 @@ class Lines:
         self._name = name
         self._token_source = token_source
         self._described = described
+        self._clock_s = clock_s
         self._ids = count(1)
         self._tasks: TaskGroup | None = None
         self._bundles: dict[str, int] = {}  # of topics, by full name
@@ -226,7 +230,13 @@ class Lines:
     def _make(self, bundle: int | None) -> Line:
         route = Route(self._dial, self._places, self._name, self.settings, bundle, self._described)
         return Line(
-            route, self.settings, self._token_source, self.tracer, self._ids, self.of_bundle
+            route,
+            self.settings,
+            self._token_source,
+            self.tracer,
+            self._ids,
+            self.of_bundle,
+            self._clock_s,
         )
 
 

@@ -20,6 +20,7 @@ from escapement.errors import (
 from escapement.event_log import EventLog
 from escapement.protocol.commands import Moved, Owner
 from escapement.protocol.limits import (
+    FEATURE_ACK_DEADLINES,
     FEATURE_BUNDLE,
     FEATURE_BUNDLES,
     FEATURE_LOG,
@@ -27,6 +28,9 @@ from escapement.protocol.limits import (
 )
 
 _log = EventLog(__name__)
+
+# What this client understands that a client of an earlier version does not.
+_UNDERSTOOD: Final = (FEATURE_MOVED, FEATURE_BUNDLES, FEATURE_ACK_DEADLINES)
 
 # Opens a byte stream to an address.
 Dial = Callable[[Address], Awaitable[Stream]]
@@ -125,7 +129,7 @@ class Route:
         return next((address for address in candidates if address not in tried), None)
 
     async def _attempt(self, address: Address, token: str) -> Link | Moved:
-        features: dict[str, int | bytes] = {FEATURE_MOVED: 1, FEATURE_BUNDLES: 1}
+        features: dict[str, int | bytes] = dict.fromkeys(_UNDERSTOOD, 1)
         if self.bundle is not None:
             features[FEATURE_BUNDLE] = self.bundle
         if self._places.log is not None:

@@ -5,7 +5,7 @@ has a fixed number of permits, and each is in one of three states:
 
 - granted to the broker and not used yet (``_credit``);
 - used by a message in the buffer;
-- free again, because the application has received the message (``_taken``).
+- free again, because the application has received the message (``free``).
 
 When half of all permits are free, the consumer grants them to the broker again. So the broker does
 not run out of permits, and the consumer does not send a command for every message.
@@ -13,13 +13,17 @@ not run out of permits, and the consumer does not send a command for every messa
 A consumer that pulls has no permits between two pulls. The application takes all messages of a pull
 at once.
 
-This module is pure: it sends nothing.
+An application may leave messages in the buffer until their ack deadline has passed. The broker may
+then have delivered them to another consumer, so ``discard_late`` removes them.
+
+This module is pure: it sends nothing and reads no clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 import numpy as np
 
@@ -31,19 +35,25 @@ from escapement.message import Int64s
 class DeliveryBuffer:
     """The delivery buffer of one consumer, with the consumer's ``permits``."""
 
-    __slots__ = ("_credit", "_height", "_permits", "_row", "_rows", "_taken", "_waiting")
+    __slots__ = (
+        "_credit",
+        "_height",
+        "_permits",
+        "_row",
+        "_rows",
+        "_waiting",
+        "enough",
+        "free",
+        "until_s",
+    )
 
     def __init__(self, permits: int) -> None:
         self._permits = permits
         self._credit = 0
-        self._taken = 0
+        self.free = 0  # how many permits are free again
+        self.enough = (permits + 1) // 2  # credit is due when this many permits are free
         self._waiting: deque[Batch] = deque()
         self._begin_first()
-
-    @property
-    def credit_is_due(self) -> bool:
-        """Whether half of all permits are free."""
-        return 2 * self._taken >= self._permits
 
     @property
     def empty(self) -> bool:
@@ -70,7 +80,7 @@ class DeliveryBuffer:
         """Remove and return the next message, or None if the buffer is empty; O(1)."""
         for message in self._rows:
             self._row += 1
-            self._taken += 1
+            self.free += 1
             if self._row == self._height:
                 self._drop_first()
             return message
@@ -81,9 +91,29 @@ class DeliveryBuffer:
         if not self._waiting:
             return None
         batch = self._waiting[0]._rest(self._row)
-        self._taken += len(batch)
+        self.free += len(batch)
         self._drop_first()
         return batch
+
+    def discard_late(self, now_s: float) -> int:
+        """Discard the next messages whose ack deadline has passed, and return their number.
+
+        Afterwards no ack deadline of the first batch has passed. The permits of the discarded
+        messages are free.
+        """
+        late = 0
+        while now_s > self.until_s:
+            batch = self._waiting[0]._rest(self._row)
+            left = batch._in_time(now_s)
+            if left is None:
+                late += len(batch)
+                self._drop_first()
+            else:
+                late += len(batch) - len(left)
+                self._waiting[0] = left
+                self._begin_first()
+        self.free += late
+        return late
 
     def waiting(self) -> Int64s:
         """Return the offsets of the messages in the buffer."""
@@ -95,11 +125,11 @@ class DeliveryBuffer:
 
         The buffer counts them as granted. The caller must send them.
         """
-        if not self.credit_is_due:
+        if self.free < self.enough:
             return 0
-        taken, self._taken = self._taken, 0
-        self._credit += taken
-        return taken
+        free, self.free = self.free, 0
+        self._credit += free
+        return free
 
     def grant_all(self) -> int:
         """Discard the buffered messages, and return how many permits to grant to the broker.
@@ -131,7 +161,7 @@ class DeliveryBuffer:
         """Discard the buffered messages and all granted permits, when the connection has ended."""
         self._waiting.clear()
         self._begin_first()
-        self._credit = self._taken = 0
+        self._credit = self.free = 0
 
     def _drop_first(self) -> None:
         self._waiting.popleft()
@@ -139,6 +169,8 @@ class DeliveryBuffer:
 
     def _begin_first(self) -> None:
         """Begin with the first batch: the row of its next message, its height, and its messages."""
-        first = self._waiting[0] if self._waiting else ()
-        self._row, self._height = 0, len(first)
-        self._rows: Iterator[Message] = iter(first)
+        first = self._waiting[0] if self._waiting else None
+        # The first ack deadline of the batch. Infinity: the buffer is empty, or there is none.
+        self.until_s = inf if first is None else first._deadlines.first_s
+        self._row, self._height = 0, 0 if first is None else len(first)
+        self._rows: Iterator[Message] = iter(() if first is None else first)

@@ -10,6 +10,9 @@ is lost, the consumer discards its delivery buffer, and the broker redelivers th
 consumer of the subscription. The application can still acknowledge messages that it has received:
 the broker identifies a message by its offset, independent of the consumer.
 
+Messages that wait in the delivery buffer for longer than the ack wait are discarded. The broker
+has taken them back by then, and may have delivered them to another consumer.
+
 A *seek* moves the subscription to another position. All earlier deliveries are then void, so the
 consumer discards its delivery buffer.
 
@@ -29,6 +32,7 @@ from typing import Final
 import anyio
 
 from escapement.client import delivery_times
+from escapement.client.ack_deadlines import AckDeadlines
 from escapement.client.connection.attachment import Attached, State
 from escapement.client.connection.line import Answer, Line
 from escapement.client.connection.promise import Promise
@@ -116,6 +120,7 @@ class Inbox(Attached):
         self._buffer = DeliveryBuffer(permits)
         self._only_pulls = permits == 0
         self._pulling = False
+        self._clock_s = line.clock_s
         self._received = 0
         self._arrived = Promise()
         self._acks = AckQueue(Retry())
@@ -163,15 +168,17 @@ class Inbox(Attached):
         self._received += 1
         if self._received % CHECKPOINT_EVERY == 0:
             return None
-        message = self._buffer.pop()
-        if self._buffer.credit_is_due:
+        buffer = self._buffer
+        if self._clock_s() > buffer.until_s:
+            self._discard_late()
+        message = buffer.pop()
+        if buffer.free >= buffer.enough:
             self._give_credit()
         return message
 
     async def _receive(self, timeout_s: float | None) -> Message | None:
         """Wait for the next message, and return it as ``receive`` does."""
-        await self._some(timeout_s)
-        message = self._buffer.pop()
+        message = self._buffer.pop() if await self._some(timeout_s) else None
         self._give_credit()
         return message
 
@@ -193,8 +200,7 @@ class Inbox(Attached):
         Raises:
           EscapementError: if the broker has closed this consumer, or the connection is closed.
         """
-        await self._some(timeout_s)
-        batch = self._buffer.pop_batch()
+        batch = self._buffer.pop_batch() if await self._some(timeout_s) else None
         self._give_credit()
         return batch
 
@@ -249,30 +255,45 @@ class Inbox(Attached):
         self._buffer.stop_pull()
         await self._halt()
 
-    async def _some(self, timeout_s: float | None) -> None:
+    async def _some(self, timeout_s: float | None) -> bool:
         """Wait until the delivery buffer has messages, the time has passed, or this is closed.
 
-        This is always a checkpoint. No message is taken before it, so a cancellation loses none.
+        Returns whether it has messages, which the caller must take before it waits again. This is
+        always a checkpoint. No message is taken before it, so a cancellation loses none.
         """
         if not self._buffer.empty:
             await anyio.lowlevel.checkpoint()
-            if not self._buffer.empty:
-                return
-            # The connection was lost during the checkpoint. The broker sends the messages again.
+            if self._has_messages():
+                return True
+            # The connection was lost during the checkpoint, or the application came too late. The
+            # broker sends the messages again.
         if timeout_s is None:
-            await self._arrival()
-        else:
-            with anyio.move_on_after(timeout_s):
-                await self._arrival()
+            return await self._arrival()
+        with anyio.move_on_after(timeout_s):
+            return await self._arrival()
+        return self._has_messages()
 
-    async def _arrival(self) -> None:
+    async def _arrival(self) -> bool:
+        """Wait until the delivery buffer has messages, or this is closed; return which."""
         if self._only_pulls and not self._pulling:
             raise InvalidRequest("this consumer was opened with permits=0: call pull")
-        while self._buffer.empty and not self._closed:
+        while not (found := self._has_messages()) and not self._closed:
             self._check()
             if self._arrived.settled:
                 self._arrived = Promise()
             await self._arrived.wait()
+        return found
+
+    def _has_messages(self) -> bool:
+        """Return whether the delivery buffer has messages that the application may get."""
+        if self._clock_s() > self._buffer.until_s:
+            self._discard_late()
+        return not self._buffer.empty
+
+    def _discard_late(self) -> None:
+        """Discard messages that the broker has taken back, because they waited too long here."""
+        warn_of_late(self.topic, self.subscription, self._buffer.discard_late(self._clock_s()))
+        self._give_credit()
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._buffer.due_credit()):
@@ -365,7 +386,8 @@ class Inbox(Attached):
         """Extend the ack deadline of messages to at least ``wait`` from now.
 
         The broker redelivers a message that is not acknowledged before its ack deadline. A
-        deadline that is later already stays.
+        deadline that is later already stays. Messages that the application has not received are
+        discarded at their first deadline nevertheless.
 
         Args:
           what: the messages, as for ``ack``.
@@ -690,6 +712,21 @@ class Inbox(Attached):
                 command.redelivered,
                 messages,
                 Source(self._log, self._subscription_id, self.subscription, link.sent_after_ms),
+                AckDeadlines.after(self._clock_s(), command.wait_ms, command.waits_ms),
             )
         )
         self._arrived.settle()
+
+
+def warn_of_late(topic: str, subscription: str, count: int) -> None:
+    """Log that a consumer has discarded messages whose ack deadline has passed."""
+    _log.warning(
+        "client.messages_late",
+        "%s: subscription %s discards %d messages that waited for longer than the ack wait",
+        topic,
+        subscription,
+        count,
+        topic=topic,
+        subscription=subscription,
+        messages=count,
+    )

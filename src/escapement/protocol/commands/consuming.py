@@ -96,6 +96,10 @@ class Deliver(Command):
     ``body`` is the encoded batch of messages. ``attempts`` has the number of each message's
     attempts, with this one. If it is None, this is the first attempt for all. ``redelivered`` is 1
     for each message that may have been delivered before. If it is None, there are none.
+
+    ``wait_ms`` is the time until the first ack deadline of these messages. It is 0 if they have
+    none. ``waits_ms`` has the time until each message's ack deadline, if these differ. A broker
+    sends both only to clients with FEATURE_ACK_DEADLINES.
     """
 
     consumer_id: Id
@@ -104,13 +108,22 @@ class Deliver(Command):
     attempts: AttemptColumn
     redelivered: FlagColumn
     body: BodyBytes
+    wait_ms: Count = 0
+    waits_ms: OptionalAckColumn = None
 
+    OPTIONAL_FIELDS = 2
     MAX_BYTES = MAX_FRAME_BYTES
 
     def check(self) -> None:
         heights = {
             len(column)
-            for column in (self.offsets, self.due_ms, self.attempts, self.redelivered)
+            for column in (
+                self.offsets,
+                self.due_ms,
+                self.attempts,
+                self.redelivered,
+                self.waits_ms,
+            )
             if column is not None
         }
         if len(heights) != 1:

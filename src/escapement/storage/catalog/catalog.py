@@ -525,6 +525,20 @@ def subscriptions_of(connection: Connection, topic_id: int) -> list[Subscription
     return [subscription_of(row) for row in rows]
 
 
+def topics_of_subscriptions(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
+    """Return the full name of the topic of each subscription that exists, in whatever bundle."""
+    return {
+        int(id): TopicName(*names).full
+        for some in padded(ids)
+        for id, *names in connection.execute(
+            "SELECT s.id, n.tenant, n.name, t.name FROM subscriptions s"
+            " JOIN topics t ON t.id = s.topic_id JOIN namespaces n ON n.id = t.namespace_id"
+            f" WHERE s.id {in_list(some)}",
+            some,
+        ).rows
+    }
+
+
 def subscription_of(row: Row) -> SubscriptionRecord:
     *rest, origin_id, policy = row
     columns = (*rest, origin_id or row[0], SubscriptionPolicy.decode(policy))

@@ -27,6 +27,9 @@ MAX_ACKED: Final = 4_096
 FINGERPRINT_BYTES: Final = 8
 # Big-endian, so that rows are sorted by subscription, then by offset.
 _KEY: Final = Struct(f">16sqq{FINGERPRINT_BYTES}s")
+# Not less than those of any key.
+_LAST_OFFSET: Final = (1 << 63) - 1
+_LAST_FINGERPRINT: Final = b"\xff" * FINGERPRINT_BYTES
 
 CREATE_ACKS: Final = f"""CREATE TABLE IF NOT EXISTS {ACKS} (
     message BINARY({_KEY.size}) NOT NULL PRIMARY KEY,
@@ -61,3 +64,7 @@ class AckKey(NamedTuple):
     def unpack(cls, message: bytes) -> AckKey:
         """Return the key that is in the column ``message``."""
         return cls(*_KEY.unpack(message))
+
+    def after_subscription(self) -> bytes:
+        """Return a value behind all keys of the same subscription, and before those of others."""
+        return AckKey(self.log, self.subscription_id, _LAST_OFFSET, _LAST_FINGERPRINT).pack()

@@ -4,8 +4,9 @@ One object has one connection to that database, in READ COMMITTED. All calls blo
 one thread at a time. After any error the caller closes the connection, and ``attach`` begins again.
 
 A row is *learned* when the log has its acknowledgement. ``unlearned`` looks for all rows without
-that mark. It does not look for rows behind the last one, so it finds a row that is committed after
-later rows were learned. It is a consistent read, which sees only committed rows and takes no locks.
+that mark, in the order of their keys. It does not look for rows behind the last one that was
+learned, so it finds a row that is committed after later rows were learned. It is a consistent read,
+which sees only committed rows and takes no locks.
 
 ``learned`` and ``purge`` change only rows that they could lock by the primary key without a wait.
 So they never wait for a consumer. A consumer that inserts a row with the same key waits only for
@@ -27,7 +28,8 @@ MAX_ROWS: Final = 4_096
 
 _LOOK: Final = (
     f"SELECT message, CAST(topic AS CHAR) FROM {ACKS}"
-    f" FORCE INDEX (log_learned_at) WHERE log = ? AND learned_at IS NULL LIMIT {MAX_ROWS}"
+    " FORCE INDEX (log_learned_at) WHERE log = ? AND learned_at IS NULL AND message > ?"
+    f" ORDER BY message LIMIT {MAX_ROWS}"
 )
 _LOOK_OLD: Final = (
     f"SELECT message FROM {ACKS} FORCE INDEX (log_learned_at) WHERE log = ?"
@@ -89,9 +91,9 @@ class AcksInApplication:
                 "`escapement sql install`, which leaves existing tables as they are"
             )
 
-    def unlearned(self) -> list[AckRow]:
-        """Return committed rows that are not learned yet, at most ``MAX_ROWS``."""
-        rows = self._open.execute(_LOOK, (self._log,)).rows
+    def unlearned(self, after: bytes = b"") -> list[AckRow]:
+        """Return committed rows that are not learned yet, the first ``MAX_ROWS`` behind a key."""
+        rows = self._open.execute(_LOOK, (self._log, after)).rows
         return [AckRow(AckKey.unpack(bytes(key)), _text(topic)) for key, topic in rows]
 
     def learned(self, rows: Sequence[AckRow]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from time import monotonic
 
 import anyio.lowlevel
 import pytest
@@ -28,6 +29,7 @@ from escapement.protocol.limits import PROTOCOL_VERSION
 from escapement.storage.ownership import LiveBroker, Ownership
 from support.client_peer import on_both
 
+UNDERSTOOD = {"moved": 1, "bundles": 1, "ack_deadlines": 1}
 WELCOME = wire.Welcome(PROTOCOL_VERSION, "b", "0", {"bundles": 3, "bundle": 2})
 
 
@@ -84,7 +86,7 @@ async def test_moved_leads_to_the_owner() -> None:
     found = route(net, "escapement://a", 2)
     await found.open("")
     assert net.dialled == ["a", "b", "c"]
-    assert [hello.features for hello in net.hellos] == [{"moved": 1, "bundles": 1, "bundle": 2}] * 3
+    assert [hello.features for hello in net.hellos] == [UNDERSTOOD | {"bundle": 2}] * 3
     await found.open("")
     assert net.dialled[3:] == ["c"]
 
@@ -150,7 +152,7 @@ async def test_the_first_connection_takes_the_bundle_that_it_gets() -> None:
     found = route(net, "escapement://a,b", None)
     await found.open("")
     assert (net.dialled, found.bundle) == (["a", "b"], 2)
-    assert net.hellos[0].features == {"moved": 1, "bundles": 1}
+    assert net.hellos[0].features == UNDERSTOOD
 
 
 @on_both
@@ -171,7 +173,7 @@ async def test_all_tasks_of_a_line_end_when_its_token_is_refused() -> None:
         raise AssertionError("the line needs no other")
 
     way, source = route(net, "escapement://a", 0), TokenSource(None, None)
-    line = Line(way, Settings(), source, None, count(1), other)
+    line = Line(way, Settings(), source, None, count(1), other, monotonic)
     with anyio.fail_after(60):
         await line.run(None)
     assert isinstance(line.closed, Unauthenticated)

@@ -601,3 +601,87 @@ async def test_wait_for_durable_acks_ends_at_the_request_timeout() -> None:
             await peer.cut()
             await inbox.flush_acks()
             assert sorted(set(peer.acked)) == [0, 1, 2, 7, 8, 9]
+
+
+class Hands:
+    """A clock that a test moves by hand, while the event loop stands still."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def granted(peer: Peer) -> int:
+    return sum(flow.permits for flow in peer.heard_of(wire.Flow))
+
+
+@on_both
+async def test_message_that_waited_for_longer_than_its_ack_wait_is_discarded() -> None:
+    """V6: another consumer may have it. The other messages come, each with its permit."""
+    hands = Hands()
+    async with Peer.running() as peer, connect(peer, hands) as broker:
+        async with broker.consumer("t", "s", permits=4) as inbox:
+            await peer.deliver([b"a", b"b", b"late"], [0, 1, 2], wait_ms=10_000)
+            assert (await anext(inbox)).payload == b"a"
+            hands.now_s += 10
+            assert (await anext(inbox)).payload == b"b"
+            await peer.deliver([b"in time"], [3], wait_ms=10_000)
+            await anyio.sleep(0.1)
+            hands.now_s += 0.001
+            assert (await anext(inbox)).payload == b"in time"
+            await anyio.sleep(0.1)
+            assert granted(peer) == 8
+            await peer.deliver([b"again"], [2], wait_ms=10_000, redelivered=[1])
+            assert (await anext(inbox)).redelivered
+
+
+@on_both
+async def test_each_message_of_a_delivery_is_discarded_after_its_own_wait() -> None:
+    """V6: the broker may wait longer for messages that it delivers again."""
+    hands = Hands()
+    async with Peer.running() as peer, connect(peer, hands) as broker:
+        async with broker.consumer("t", "s", permits=4) as inbox:
+            waits_ms = [10_000, 25_000, 5_000, 20_000]
+            payloads = [b"a", b"b", b"c", b"d"]
+            await peer.deliver(
+                payloads, [0, 1, 2, 3], attempts=[1, 4, 1, 3], wait_ms=5_000, waits_ms=waits_ms
+            )
+            await anyio.sleep(0.1)
+            hands.now_s += 15
+            batch = await inbox.next_batch()
+            assert batch is not None
+            assert [(one.payload, one.attempt, one.due_ms) for one in batch] == [
+                (b"b", 4, 1000),
+                (b"d", 3, 3000),
+            ]
+            await anyio.sleep(0.1)
+            assert granted(peer) == 8
+
+
+@on_both
+async def test_consumer_whose_messages_are_all_late_waits_for_others() -> None:
+    """V3: the permits of discarded messages return, so the broker can send others."""
+    hands = Hands()
+    async with Peer.running() as peer, connect(peer, hands) as broker:
+        async with broker.consumer("t", "s", permits=2) as inbox:
+            for receive in (inbox.receive, inbox.next_batch):
+                await peer.deliver([b"x", b"y"], [0, 1], wait_ms=10_000)
+                await anyio.sleep(0.1)
+                hands.now_s += 11
+                assert await receive(timeout_s=1) is None
+                await peer.deliver([b"z"], [2], wait_ms=10_000)
+                assert await receive() is not None
+
+
+@on_both
+async def test_messages_without_an_ack_wait_are_never_late() -> None:
+    """V6: an ordered subscription may have no ack wait, and an earlier broker tells none."""
+    hands = Hands()
+    async with Peer.running() as peer, connect(peer, hands) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"x", b"y"], [0, 1])
+            await anyio.sleep(0.1)
+            hands.now_s += 1_000_000
+            assert [message.payload for message in await take(inbox, 2)] == [b"x", b"y"]

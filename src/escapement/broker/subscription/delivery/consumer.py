@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.subscription.delivery.ack_waits import AckWaits
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.backoff import BackOff
 from escapement.errors import EscapementError
@@ -35,6 +36,7 @@ class Outlet(Protocol):
         rows: Rows,
         redelivered: npt.NDArray[np.bool_] | None,
         batch: MessageBatch,
+        waits: AckWaits,
     ) -> None:
         """Queue a frame of messages for the consumer; never block."""
         ...

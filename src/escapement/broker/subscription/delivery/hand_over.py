@@ -18,3 +18,6 @@ class HandOver(NamedTuple):
     halts: int  # how often the consumer had halted when the run was put in flight
     batch: MessageBatch | None = None
     tried: bool = False  # whether the messages have waited out a back-off
+    # When the messages are taken back unless they are acknowledged: NEVER_MS without an ack wait,
+    # None if it differs between them.
+    deadline_ms: int | None = None
