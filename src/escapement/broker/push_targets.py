@@ -16,6 +16,7 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.policy_checks import check_ack_wait
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
+from escapement.endpoint import Endpoint
 from escapement.errors import InvalidRequest, LimitExceeded, NotFound
 from escapement.event_log import EventLog
 from escapement.storage.catalog.catalog import SubscriptionRecord
@@ -154,7 +155,7 @@ class PushTargets:
             topic.name.full,
             name,
             action,
-            target.policy.url,
+            Endpoint.parse(target.policy.url).host,  # the rest of a URL may be a secret
             topic=topic.name.full,
             subscription=name,
             action=action,

@@ -357,6 +357,27 @@ async def test_message_in_progress_is_posted_again_after_a_crash_of_the_broker(
         push.stop.set()
 
 
+async def test_message_of_a_process_that_dies_is_posted_by_another(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16, V1"""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        push.server.answers.append(silence)
+        await (await push.broker.producer("x")).send(b"m")
+        async with trio.open_nursery() as process:
+            await process.start(push.run)
+            await push.broker.admin("subscriptions.seek", **NAMES, position="earliest")
+            await push.server.until(1)
+            process.cancel_scope.cancel()
+        await nursery.start(push.run)
+        one, two = await push.server.until(2)
+        assert [post.headers["escapement-attempt"] for post in (one, two)] == ["1", "2"]
+        assert one.headers["webhook-id"] == two.headers["webhook-id"]
+        await push.until(lambda row: row["unacknowledged"] == 0)
+        push.stop.set()
+
+
 async def test_pusher_ends_if_its_token_may_not_read_the_targets(
     mock_clock: trio.testing.MockClock,
 ) -> None:
