@@ -50,6 +50,16 @@ def raw(data: bytes) -> Answer:
     return answer
 
 
+def held(gate: trio.Event, answer: Answer) -> Answer:
+    """Answer when the gate opens."""
+
+    async def answer_later(stream: trio.abc.Stream) -> bool:
+        await gate.wait()
+        return await answer(stream)
+
+    return answer_later
+
+
 async def silence(stream: trio.abc.Stream) -> bool:
     """Never answer."""
     await trio.sleep_forever()

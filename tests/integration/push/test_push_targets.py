@@ -18,6 +18,7 @@ from escapement.errors import (
     NotFound,
 )
 from escapement.storage.engine.base import Engine
+from support.database.rows import rows
 from support.roles import begin, connected, new_token
 
 NAMES: Final = {"topic": "x", "subscription": "s"}
@@ -85,6 +86,7 @@ async def test_target_goes_with_its_subscription(
             await broker.admin("push.create", **NAMES, url=URL)
             of = NAMES if doomed.startswith("sub") else {"topic": "x"}
             await broker.admin(doomed, **of, force=True)
+            assert rows(engine)["push_targets"] == 0
             await broker.admin("subscriptions.create", **NAMES)
             assert await broker.admin("push.list") == []
             with pytest.raises(NotFound):

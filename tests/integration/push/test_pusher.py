@@ -27,7 +27,7 @@ from escapement.push.pusher import REFRESH_S, PushConfig, run_push
 from escapement.testing import World
 from support.certificates import Authority
 from support.roles import begin, connected, new_token
-from support.webhook_server import Post, WebhookServer, raw, silence, status, webhook_server
+from support.webhook_server import Post, WebhookServer, held, raw, silence, status, webhook_server
 
 HOST: Final = "hooks.example"
 NAMES: Final = {"topic": "x", "subscription": "s"}
@@ -240,16 +240,8 @@ async def test_posts_in_progress_start_slowly_and_stay_within_the_concurrency(
         await push.create(concurrency=4)
         await nursery.start(push.run)
         gates = [trio.Event() for _ in range(3)]
-
-        def held(gate: trio.Event) -> Any:
-            async def answer(stream: trio.abc.Stream) -> bool:
-                await gate.wait()
-                return await status(200)(stream)
-
-            return answer
-
         for gate, size in zip(gates, (1, 2, 4), strict=True):
-            push.server.answers.extend([held(gate)] * size)
+            push.server.answers.extend([held(gate, status(200))] * size)
         await (await push.broker.producer("x")).send_many([b"m"] * 40)
         received = 0
         for gate, size in zip(gates, (1, 2, 4), strict=True):
@@ -261,6 +253,35 @@ async def test_posts_in_progress_start_slowly_and_stay_within_the_concurrency(
             gate.set()
         await push.until(lambda row: row["acknowledged"] == 40)
         assert push.server.most_at_once == 4
+        push.stop.set()
+
+
+async def test_failure_halves_the_posts_in_progress(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: what was pulled before the failure, and may not be posted now, uses up no attempt."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create(concurrency=4)
+        await nursery.start(push.run)
+        producer = await push.broker.producer("x")
+        await producer.send_many([b"fast"] * 5)
+        await push.until(lambda row: row["acknowledged"] == 5)
+        fails, ends = trio.Event(), trio.Event()
+        push.server.answers.append(held(fails, status(500)))
+        await producer.send(b"fails")
+        await push.server.until(6)
+        await trio.testing.wait_all_tasks_blocked()  # the pusher pulls as many as it may post
+        fails.set()
+        await push.until(lambda row: row["nacked"] == 1)
+        push.server.answers.extend([held(ends, status(200))] * 3)
+        await producer.send_many([b"slow"] * 3)
+        await push.server.until(8)
+        row = await push.until(lambda row: row["released"] == 1)
+        assert row["in_flight"] == 2
+        ends.set()
+        posts = await push.server.until(9)
+        await push.until(lambda row: row["acknowledged"] == 8)
+        assert [post.headers["escapement-attempt"] for post in posts[6:]] == ["1", "1", "1"]
         push.stop.set()
 
 
@@ -321,12 +342,7 @@ async def test_stop_waits_for_the_posts_in_progress(
         await push.create()
         await nursery.start(push.run)
         answered = trio.Event()
-
-        async def later(stream: trio.abc.Stream) -> bool:
-            await answered.wait()
-            return await status(200)(stream)
-
-        push.server.answers.append(later)
+        push.server.answers.append(held(answered, status(200)))
         await (await push.broker.producer("x")).send_many([b"1", b"2"])
         await push.server.until(1)
         push.stop.set()
