@@ -20,7 +20,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.broker.side_port.collector import families_of, render
-from escapement.broker.side_port.detailed import detailed_families
+from escapement.broker.side_port.detailed import DetailedFamilies
 from escapement.broker.side_port.readings import take_readings
 from escapement.broker.side_port.shown import Shown
 from escapement.names import NamespaceName
@@ -56,7 +56,7 @@ async def measure(topics: int, active: int) -> None:
                 await producer.send(b"x" * 100, delay="1h")
         await world.server.services.passivator.round(active)
         shown = Shown()
-        shown.show(world.server, lambda: 1)
+        shown.show(world.server)
         print(f"{topics} topics, {len(world.server.registry.active)} of them active")
 
         taker = world.server.services.census_taker()
@@ -81,10 +81,11 @@ async def measure(topics: int, active: int) -> None:
 
         turns = Turns()
         trio.lowlevel.add_instrument(turns)
-        families = await detailed_families(world.server, NamespaceName.parse(NAMESPACE))
+        families = DetailedFamilies()
+        await families.add(world.server, NamespaceName.parse(NAMESPACE))
         trio.lowlevel.remove_instrument(turns)
         began_s = time.thread_time()
-        body, _ = render(families)
+        body, _ = render(families.all())
         took_s = time.thread_time() - began_s
         print(f"/metrics/detailed: longest turn {turns.longest_s * 1e3:.1f} ms")
         print(f"  rendered in a thread: {took_s * 1e3:.1f} ms")
