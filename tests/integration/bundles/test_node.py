@@ -216,12 +216,10 @@ async def test_status_shows_the_messages_per_second_of_a_node(
     """B8: those that it published and delivered, in all of its bundles."""
     clock = VirtualClock(START_MS)
     node = made(engine, tmp_path / "a", "a", clock, 2, Runners.all_by(inline))
-    topics, period_ms = (
-        topic_of_each_bundle(2),
-        node.config.limits.lease_ms // RENEWALS_PER_LEASE + 1,
-    )
+    topics = topic_of_each_bundle(2)
+    period_ms = node.config.limits.lease_ms // RENEWALS_PER_LEASE + 1
     async with trio.open_nursery() as nursery:
-        running = Running(nursery)
+        running = Running(nursery, clock)
         await running.start("a:7650", node)
         async with connected(running) as client:
 
@@ -254,7 +252,7 @@ async def test_operators_are_told_once_that_a_node_has_no_topics(
     first = made(engine, tmp_path / "a", "a", clock, 1, Runners.all_by(inline))
     second = made(engine, tmp_path / "b", "b", clock, 1, Runners.all_by(inline))
     async with trio.open_nursery() as nursery:
-        running = Running(nursery)
+        running = Running(nursery, clock)
         await running.start("a:7650", first)
         await running.start("b:7650", second)
         async with connected(running) as client:
