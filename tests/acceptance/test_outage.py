@@ -348,4 +348,5 @@ async def test_sqlite_whose_commits_fail_is_reported_down(tmp_path: Path) -> Non
             await reported("up")
             async with client.consumer("t", "s", position="earliest") as inbox:
                 received = [await anext(inbox), await anext(inbox)]
-            assert [message.value for message in received] == [b"before", b"during"]
+            # The second one may be in the timing wheel while the first is read from the index.
+            assert {message.value for message in received} == {b"before", b"during"}

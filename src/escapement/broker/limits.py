@@ -126,6 +126,7 @@ class BrokerLimits:
     schedule_topic_rest_ms: int = 1
 
     # -- bulk changes
+    push_targets: int = 1_000  # push targets of a broker; a further one is refused
     bulk_changes: int = 16  # bulk changes that have not ended; a further one is refused
     bulk_ended: int = 100  # bulk changes that have ended; at this bound the oldest is deleted
     # Messages of one bulk change. One that matches more fails before it changes any. A selection in

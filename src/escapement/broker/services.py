@@ -45,6 +45,7 @@ from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.replacing import Replacing
 from escapement.broker.publishing.rescheduling import Rescheduling
+from escapement.broker.push_targets import PushTargets
 from escapement.broker.recovery.activation import Activation
 from escapement.broker.recovery.passivator import Passivator
 from escapement.broker.recovery.recovery import Ground
@@ -483,6 +484,13 @@ class Services:
             self._runners.looks,
             OriginalTopics(self.registry, self.pipeline.transact),
             self.publishing.check_times_in,
+        )
+        self.push_targets = PushTargets(
+            self.registry,
+            Changes(self.pipeline.transact),
+            partial(run, connections.snapshot),
+            clock,
+            limits.push_targets,
         )
         self.bulk_changes = BulkChanges(
             self.registry,

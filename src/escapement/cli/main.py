@@ -64,6 +64,10 @@ _COMMANDS: Final = {
     "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),
     "pipeline": ("escapement.cli.pipeline", "Run a job directly on the log."),
     "produce": ("escapement.cli.produce", "Publish messages, now or for later."),
+    "push": (
+        "escapement.cli.operation.push",
+        "Post messages to HTTPS endpoints, as signed webhooks.",
+    ),
     "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming them."),
     "restore": ("escapement.cli.operation.backup", "Restore a snapshot of a log in SQLite."),
     "resume": ("escapement.cli.pause", "Resume paused deliveries."),

@@ -14,6 +14,9 @@ from hypercorn.config import Config
 
 # How long requests in progress may take when the server stops.
 STOP_S: Final = 5.0
+# How long a connection stays open between requests. Clients and proxies keep idle connections for
+# some seconds up to a minute. A request on a connection that the server closes meanwhile fails.
+IDLE_S: Final = 75.0
 
 
 class Certificate(NamedTuple):
@@ -53,6 +56,7 @@ async def serve_http(
     settings.errorlog.setLevel(logging.WARNING)
     settings.include_server_header = False
     settings.graceful_timeout = STOP_S
+    settings.keep_alive_timeout = IDLE_S
     if certificate is not None:
         settings.certfile, settings.keyfile = map(str, certificate)
     serve = partial(hypercorn.trio.serve, app, settings, shutdown_trigger=until, mode="asgi")

@@ -79,6 +79,8 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
     "schedules.list": _by(lambda row: row["schedule"]),
+    "push.list": _by(lambda row: (row["topic"], row["subscription"])),
+    "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),
     "bulk.list": _by(lambda row: (row["created_at_ms"], row["id"]), reverse=True),
     "inbox.list": _inbox,
     "broker.stats": _figures,

@@ -76,6 +76,8 @@ LIMIT_BATCH_BYTES: Final = "max_batch_bytes"
 LIMIT_DELAY_MS: Final = "max_delay_ms"
 # Only a broker that knows replace keys announces it.
 LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
+# The most messages in one Reject. Only a broker that knows this command announces it.
+LIMIT_REJECTS: Final = "max_rejects"
 # The number of bundles, the bundle of the connection, and the epoch of its broker's lease. Only a
 # broker of a database with several bundles announces them.
 LIMIT_BUNDLES: Final = "bundles"

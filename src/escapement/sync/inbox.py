@@ -163,6 +163,10 @@ class Inbox:
         """
         self._loop.call(self._inbox.nack, what, delay)
 
+    def reject(self, what: What) -> None:
+        """Reject messages that can never be processed; see ``escapement.Inbox.reject``."""
+        self._loop.call(self._inbox.reject, what)
+
     def release(self, what: What, delay: Delay | None = None) -> None:
         """Release messages, so that this delivery does not count as an attempt.
 
@@ -362,6 +366,10 @@ class Batch(Delivery["Message"]):
         """
         self._origin.nack(self.offsets, delay)
 
+    def reject(self) -> None:
+        """Reject all messages of the batch: they become dead letters."""
+        self._origin.reject(self.offsets)
+
     def release(self, delay: Delay | None = None) -> None:
         """Release all messages of the batch, so that this delivery does not count as an attempt.
 
@@ -410,6 +418,10 @@ class Message(DeliveredRow):
             subscription.
         """
         self._columns._origin.nack(self.offset, delay)
+
+    def reject(self) -> None:
+        """Reject the message, because it can never be processed: it becomes a dead letter."""
+        self._columns._origin.reject(self.offset)
 
     def release(self, delay: Delay | None = None) -> None:
         """Release the message, so that this delivery does not count as an attempt.

@@ -70,6 +70,7 @@ async def fill(world: World) -> None:
     """Create a topic with rows in every table, except those that only jobs fill."""
     async with world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        await broker.admin("push.create", topic=TOPIC, subscription="s", url="https://a.example/")
         producer = await broker.producer(TOPIC, name="p")
         await producer.send(b"expired")
         await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": "1s"})

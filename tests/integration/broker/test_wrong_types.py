@@ -185,6 +185,7 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
     "schedules.create cron": {"name": "public/default/y", "topic": "t", "cron": "* * * * *"},
     "ack": {"what": 0},
     "nack": {"what": 0, "delay": None},
+    "reject": {"what": 0},
     "release": {"what": 0, "delay": None},
     "extend": {"what": 0, "wait": "1m"},
     "seek": {"where": "latest"},
@@ -221,7 +222,7 @@ async def call(
     elif method == "consumer":
         async with broker.consumer(**given):
             pass
-    elif method in ("ack", "nack", "release", "extend", "seek"):
+    elif method in ("ack", "nack", "reject", "release", "extend", "seek"):
         async with broker.consumer("t", "s3") as inbox:
             await getattr(inbox, method)(*given.values())
     elif method == "peek":
@@ -255,6 +256,7 @@ SAID: Final[list[wire.Command]] = [
     wire.Ack(7, 1, FIRST),
     wire.Ack(7, 1, None, FIRST, FIRST + 1),
     wire.Nack(7, 1, FIRST, -1),
+    wire.Reject(7, 1, FIRST),
     wire.Extend(7, 1, FIRST, 30_000),
     wire.Release(7, 1, FIRST, 0),
     wire.Halt(7, 1),

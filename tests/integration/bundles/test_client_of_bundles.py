@@ -86,6 +86,12 @@ async def test_listings_merge_the_answers_of_all_brokers(
         for topic in topics[2:4]:
             await client.bulk.cancel(topic, everything=True)
         assert {one.topic for one in await client.bulk.list()} == set(map(full, topics[2:4]))
+        for topic in topics[2:4]:
+            target = {"topic": topic, "subscription": "s", "url": f"https://{topic}.example/"}
+            await client.admin("push.create", **target)
+        for verb in ("push.list", "push.secrets"):
+            found_topics = [row["topic"] for row in await client.admin(verb)]
+            assert found_topics == sorted(map(full, topics[2:4]))
         stats = await client.admin("broker.stats")
         assert (stats["topics"], stats["name"]) == (5, "a:7650, b:7650")
         await client.admin("namespaces.update", namespace="public/default", policy={"ttl_ms": "1h"})

@@ -216,10 +216,8 @@ async def test_status_shows_the_messages_per_second_of_a_node(
     """B8: those that it published and delivered, in all of its bundles."""
     clock = VirtualClock(START_MS)
     node = made(engine, tmp_path / "a", "a", clock, 2, Runners.all_by(inline))
-    topics, period_ms = (
-        topic_of_each_bundle(2),
-        node.config.limits.lease_ms // RENEWALS_PER_LEASE + 1,
-    )
+    topics = topic_of_each_bundle(2)
+    period_ms = node.config.limits.lease_ms // RENEWALS_PER_LEASE + 1
     async with trio.open_nursery() as nursery:
         running = Running(nursery, clock)
         await running.start("a:7650", node)

@@ -107,6 +107,35 @@ async def test_message_that_fails_its_last_attempt_is_dead_lettered_with_the_rea
             assert {m.properties["dead_letter_offset"] for m in copies} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_rejected_message_becomes_a_dead_letter_at_its_first_attempt(
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """V1, B16: although the subscription permits any number of deliveries; also after a crash."""
+    async with testing.start(config=CALM, engine=engine) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind=kind)
+        producer = await broker.producer("x")
+        await producer.send_many([b"bad", b"good", b"bad too"], keys=["a", "b", "c"])
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            bad, good, other = await arrived(inbox)
+            await bad.reject()
+            await inbox.reject([other.id])
+            await settled(world)
+            found = await dead_letters(broker)
+            assert [(row["payload"], row["reason"], row["attempts"]) for row in found] == [
+                (b"bad", "rejected", 1),
+                (b"bad too", "rejected", 1),
+            ]
+            await good.ack(durable=True)
+        await world.crash()
+        await world.restart()
+        await world.clock.advance(seconds=60)
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await world.clock.advance(days=3)
+            assert await arrived(inbox) == []
+        assert len(await dead_letters(broker)) == 2
+
+
 async def test_redriven_message_is_unchanged_and_delivered_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -41,6 +41,7 @@ SAMPLES: list[c.Command] = [
     c.Ack(0, 1, COLUMN),
     c.Ack(5, 1, None, COLUMN, COLUMN + 1),
     c.Nack(6, 1, COLUMN, -1),
+    c.Reject(6, 1, COLUMN),
     c.Acked(5, 3),
     c.CloseConsumer(7, 1),
     c.CloseConsumer(7, 1, COLUMN),

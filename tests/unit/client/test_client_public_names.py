@@ -16,11 +16,21 @@ from support.client_peer import Peer, connect, on_both
 
 ROW = {"deliver_at", "due_ms", "group", "id", "key", "offset", "payload", "priority", "properties"}
 ROW |= {"row"}
-MESSAGE = ROW | {"ack", "attempt", "extend", "nack", "redelivered", "release", "value"}
+MESSAGE = ROW | {"ack", "attempt", "extend", "nack", "redelivered", "reject", "release", "value"}
 COLUMNS = {"due_ms", "messages", "offsets", "payloads", "topic", "values"}
-BATCH = COLUMNS | {"ack", "attempts", "extend", "nack", "redelivered", "release"}
+BATCH = COLUMNS | {"ack", "attempts", "extend", "nack", "redelivered", "reject", "release"}
 INBOX = {"ack", "ack_range", "active", "batches", "extend", "flush_acks", "nack", "name"}
-INBOX |= {"fields", "next_batch", "pull", "receive", "release", "seek", "subscription", "topic"}
+INBOX |= {
+    "fields",
+    "next_batch",
+    "pull",
+    "receive",
+    "reject",
+    "release",
+    "seek",
+    "subscription",
+    "topic",
+}
 PRODUCER = {"close_group", "flush", "message", "name", "next_sequence", "send", "send_batch"}
 PRODUCER |= {"send_many", "submit", "topic", "waits_for"}
 BROKER = {

@@ -27,7 +27,8 @@ READS: Final = frozenset(
 
 # Verbs that change nothing and are never recorded.
 UNRECORDED: Final = READS | {
-    "broker.stats", "cluster.status", "audit.list", "outboxes.poll", "tables.poll",
+    "broker.stats", "cluster.status", "audit.list", "push.list", "push.show", "push.secrets",
+    "outboxes.poll", "tables.poll",
 }  # fmt: skip
 # Requests that applications make while they process messages. They are recorded only if a person
 # makes them.
@@ -49,6 +50,7 @@ _TOPICS: Final = frozenset({"topic", "schedule", "target"})
 # Arguments whose values are left out: the content of messages, and secrets.
 _CONTENT: Final = frozenset({"payload", "digest"})
 _SECRET: Final = re.compile("secret|password|passwd|credential|authorization|token", re.IGNORECASE)
+_USER_IN_URL: Final = re.compile(r"://[^/\s]*@")
 _LEFT_OUT: Final = "***"
 # The most bytes of the arguments of one action, as JSON.
 MAX_ARGUMENTS_BYTES: Final = 4096
@@ -153,6 +155,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
+    if isinstance(value, str) and "://" in value:
+        return _USER_IN_URL.sub(f"://{_LEFT_OUT}@", value)
     return value
 
 

@@ -13,7 +13,10 @@ from contextlib import suppress
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.recovery.activation import Activation
 from escapement.broker.registry.registry import Registry
-from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
+from escapement.broker.subscription.dead_letters.dead_letter import (
+    DEAD_LETTERS_SUBSCRIPTION,
+    Reason,
+)
 from escapement.broker.subscription.delivery.consumer import Consumer, Outlet
 from escapement.broker.subscription.keys.key_ranges import check_range
 from escapement.broker.subscription.policy_checks import check_ack_wait
@@ -263,15 +266,20 @@ class Consuming:
         self._wake(topic, subscription)
 
     def negative_acknowledge(
-        self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int | None
+        self,
+        handle: ConsumerHandle,
+        offsets: Int64s,
+        delay_ms: int | None,
+        reason: Reason = "nack",
     ) -> int:
         """Give failed messages back, to be retried; return how many were in flight to the consumer.
 
         Args:
           delay_ms: the wait before the retry; None for the consumer's back-off.
+          reason: "nack", or "rejected" for messages that become dead letters at once.
         """
         count = handle.subscription.negative_acknowledge(
-            handle.consumer, offsets, delay_ms, self._clock.now_ms()
+            handle.consumer, offsets, delay_ms, self._clock.now_ms(), reason
         )
         self.wake(handle)
         self._on_change(handle.topic, handle.subscription)

@@ -215,6 +215,10 @@ class Registry:
         """Return the record of the existing topic with this id."""
         return self.topics[self._names[topic_id]]
 
+    def full_name(self, topic_id: int) -> str:
+        """Return the full name of the existing topic with this id."""
+        return self._names[topic_id]
+
     def subscriptions_of(self, topic_id: int) -> Iterable[SubscriptionRecord]:
         """Return the records of all subscriptions of a topic."""
         return self._subscriptions.get(topic_id, {}).values()

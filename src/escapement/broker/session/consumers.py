@@ -57,6 +57,7 @@ class Consumers(RequestHandler):
             wire.Flow: self._flow,
             wire.Halt: self._halt,
             wire.Nack: self._nack,
+            wire.Reject: self._reject,
             wire.Extend: self._extend,
             wire.Release: self._release,
         }
@@ -170,6 +171,12 @@ class Consumers(RequestHandler):
         count = self._broker.consuming.negative_acknowledge(handle, command.offsets, delay_ms)
         self._acked(command, count)
 
+    def _reject(self, command: wire.Reject) -> None:
+        handle = self._handles.get(command.consumer_id)
+        consuming = self._broker.consuming
+        count = consuming.negative_acknowledge(handle, command.offsets, None, "rejected")
+        self._acked(command, count)
+
     def _extend(self, command: wire.Extend) -> None:
         handle = self._handles.get(command.consumer_id)
         count = self._broker.consuming.extend(handle, command.offsets, command.wait_ms)
@@ -180,7 +187,9 @@ class Consumers(RequestHandler):
         count = self._broker.consuming.release(handle, command.offsets, command.delay_ms)
         self._acked(command, count)
 
-    def _acked(self, command: wire.Nack | wire.Extend | wire.Release, count: int) -> None:
+    def _acked(
+        self, command: wire.Nack | wire.Reject | wire.Extend | wire.Release, count: int
+    ) -> None:
         if command.request_id:
             self._outbound.send(wire.Acked(command.request_id, count))
 

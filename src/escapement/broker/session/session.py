@@ -53,7 +53,9 @@ from escapement.protocol.limits import (
     LIMIT_EPOCH,
     LIMIT_FRAME_BYTES,
     LIMIT_LOG,
+    LIMIT_REJECTS,
     LIMIT_REPLACE_KEYS,
+    MAX_ACK_ROWS,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -281,6 +283,7 @@ class Session:
             LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
             LIMIT_DELAY_MS: self._limits.max_delay_ms,
             LIMIT_REPLACE_KEYS: self._limits.replace_keys,
+            LIMIT_REJECTS: MAX_ACK_ROWS,
             LIMIT_LOG: chosen.services.log_identity,
         }
         if chosen.directory.count > 1:

@@ -438,7 +438,12 @@ class Subscription(ABC):
     # -- giving back -------------------------------------------------------------
 
     def negative_acknowledge(
-        self, consumer: Consumer, offsets: Int64s, delay_ms: int | None, now_ms: int
+        self,
+        consumer: Consumer,
+        offsets: Int64s,
+        delay_ms: int | None,
+        now_ms: int,
+        reason: Reason = "nack",
     ) -> int:
         """Give failed messages back, and retry them later.
 
@@ -446,6 +451,8 @@ class Subscription(ABC):
 
         Args:
           delay_ms: the wait before the retry; None for the consumer's back-off.
+          reason: "nack", or "rejected" for messages that are not to be retried. A subscription
+            without dead letters, of a message table, retries these too.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         if delay_ms is None:
@@ -454,7 +461,7 @@ class Subscription(ABC):
         else:
             next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS), np.int64)
         self.counts.nacked += rows.height
-        self._return(rows, next_ms, now_ms, "nack")
+        self._return(rows, next_ms, now_ms, reason)
         return rows.height
 
     def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
@@ -496,7 +503,7 @@ class Subscription(ABC):
             next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
         stated_ms = np.where(next_ms <= now_ms, rows.due_ms, next_ms)
         self.attempts.state(rows, stated_ms)
-        most = self.record.policy.max_deliveries
+        most = 1 if reason == "rejected" else self.record.policy.max_deliveries
         if most and reason is not None:
             over = rows.counts >= most
             if over.any():

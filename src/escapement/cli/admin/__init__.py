@@ -17,6 +17,7 @@ from escapement.cli.admin.groups import groups
 from escapement.cli.admin.inbox import inbox
 from escapement.cli.admin.jobs import jobs
 from escapement.cli.admin.namespaces import namespaces
+from escapement.cli.admin.push import push
 from escapement.cli.admin.subscriptions import subscriptions
 from escapement.cli.admin.tokens import tokens
 from escapement.cli.admin.topics import topics
@@ -29,6 +30,7 @@ for _group in (
     subscriptions,
     groups,
     bulk,
+    push,
     inbox,
     jobs,
     tokens,

@@ -65,14 +65,18 @@ def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> R
     async def connected() -> Result:
         files = kept() if at.tls else {}
         settings = Settings(reason=_of_command(REASON) or "")
-        token_file = _of_command(TOKEN_FILE)
         async with connect(
-            str(at), name="cli", token_file=token_file, settings=settings, **files
+            str(at), name="cli", token_file=token_file(), settings=settings, **files
         ) as broker:
             return await work(broker)
 
     with one_error():
         return trio.run(until_interrupted, connected)
+
+
+def token_file() -> str | None:
+    """Return the option --token-file of the command that is running."""
+    return _of_command(TOKEN_FILE)
 
 
 def _of_command(key: str) -> str | None:

@@ -14,6 +14,7 @@ from escapement.broker.crash import one_error
 from escapement.cli.input.parameters import host_and_port
 from escapement.cli.input.remote import broker_option
 from escapement.cli.input.tls_files import kept
+from escapement.cli.operation.stop_signal import stopped
 from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_logging
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
@@ -120,13 +121,4 @@ def gateway(
         click.echo(f"escapement gateway is ready on {scheme}://{address}")
 
     with one_error():
-        trio.run(run_gateway, config, connected, _stopped, ready)
-
-
-async def _stopped() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    import signal
-
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            return
+        trio.run(run_gateway, config, connected, stopped, ready)

@@ -29,6 +29,9 @@ class Holder(Origin, Protocol):
     def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the negative acknowledgement of the messages at ``offsets``, without waiting."""
 
+    def _give_up(self, offsets: Int64s) -> None:
+        """Queue the rejection of the messages at ``offsets``, without waiting."""
+
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the release of the messages at ``offsets``, without waiting."""
 
@@ -71,6 +74,10 @@ class Batch(Delivery["Message"]):
             subscription.
         """
         self._origin._give_back(self.offsets, delay)
+
+    async def reject(self) -> None:
+        """Reject all messages of the batch: they become dead letters. See ``Inbox.reject``."""
+        self._origin._give_up(self.offsets)
 
     async def release(self, delay: Delay | None = None) -> None:
         """Release all messages of the batch, so that this delivery does not count as an attempt.
@@ -137,6 +144,13 @@ class Message(DeliveredRow):
             subscription.
         """
         self._columns._origin._give_back(np.array([self.offset], np.int64), delay)
+
+    async def reject(self) -> None:
+        """Reject the message, because it can never be processed: it becomes a dead letter.
+
+        See ``Inbox.reject``.
+        """
+        self._columns._origin._give_up(np.array([self.offset], np.int64))
 
     async def release(self, delay: Delay | None = None) -> None:
         """Release the message, so that this delivery does not count as an attempt.

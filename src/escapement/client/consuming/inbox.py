@@ -2,8 +2,8 @@
 
 Delivered messages wait in the *delivery buffer* until the application receives them. The buffer has
 at most ``permits`` messages (see ``delivery_buffer``). Acknowledgements are sent through the *ack
-queue* (see ``ack_queue``), and negative acknowledgements and releases through the *return queue*
-(see ``return_queue``).
+queue* (see ``ack_queue``), and negative acknowledgements, rejects and releases through the *return
+queue* (see ``return_queue``).
 
 A *link* is one connection to the broker; after it is lost, the client connects again. When a link
 is lost, the consumer discards its delivery buffer, and the broker redelivers the messages to any
@@ -54,7 +54,7 @@ from escapement.message import Int64s
 from escapement.names import SUBSCRIPTION_KINDS, check_name, full_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
-from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
+from escapement.protocol.limits import LIMIT_REJECTS, MAX_ACK_ROWS, MAX_PERMITS
 from escapement.traits import KeyRange, check_key_range
 
 _log = EventLog("escapement.client")
@@ -357,6 +357,19 @@ class Inbox(Attached):
         """
         self._give_back(self._named(what), delay)
 
+    async def reject(self, what: What) -> None:
+        """Reject messages that can never be processed: the broker makes them dead letters.
+
+        It does so at once, however many deliveries the subscription permits. The call does not
+        wait. If the connection is lost before the reject is sent, the broker redelivers the
+        messages. A broker of an earlier version retries them, as after ``nack``. So does every
+        broker with the rows of a message table.
+
+        Args:
+          what: the messages, as for ``ack``.
+        """
+        self._give_up(self._named(what))
+
     async def release(self, what: What, delay: Delay | None = None) -> None:
         """Release messages: the broker redelivers them without counting this delivery.
 
@@ -519,6 +532,10 @@ class Inbox(Attached):
         delay_ms = BACK_OFF if delay is None else delivery_times.delay_ms(delay)
         self._return(wire.Nack, offsets, delay_ms)
 
+    def _give_up(self, offsets: Int64s) -> None:
+        """Queue the rejection of the messages at ``offsets``, without waiting."""
+        self._return(wire.Reject, offsets, BACK_OFF)
+
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the release of the messages at ``offsets``, without waiting."""
         self._return(wire.Release, offsets, 0 if delay is None else delivery_times.delay_ms(delay))
@@ -605,8 +622,15 @@ class Inbox(Attached):
         return again_s
 
     def _send_back(self) -> None:
+        link = self._line.link
+        rejects = link is not None and LIMIT_REJECTS in link.welcome.limits
         for kind, piece, delay_ms in self._returned.take():
-            self._line.send(kind(0, self._id, piece, delay_ms))
+            if kind is wire.Release:
+                self._line.send(wire.Release(0, self._id, piece, delay_ms))
+            elif kind is wire.Reject and rejects:
+                self._line.send(wire.Reject(0, self._id, piece))
+            else:
+                self._line.send(wire.Nack(0, self._id, piece, delay_ms))
 
     def _send_pending_ack(self, pending_ack: PendingAck) -> None:
         def answered(answer: Answer) -> None:

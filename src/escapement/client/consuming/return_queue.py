@@ -1,8 +1,8 @@
 """The return queue: messages that a consumer gives back to the broker, until the client sends them.
 
-A *nack* (negative acknowledgement) reports that processing failed. A *release* returns a message
-without counting the delivery as an attempt. Both name messages by offset, and have a delay after
-which the broker redelivers the messages.
+A *nack* (negative acknowledgement) reports that processing failed. A *reject* reports that it can
+never succeed. A *release* returns a message without counting the delivery as an attempt. They name
+messages by offset. Nacks and releases have a delay after which the broker redelivers the messages.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 import numpy as np
 
 from escapement.message import Int64s
-from escapement.protocol.commands import Nack, Release
+from escapement.protocol.commands import Nack, Reject, Release
 from escapement.protocol.limits import MAX_ACK_ROWS
 
-ReturnKind = type[Nack] | type[Release]
+ReturnKind = type[Nack] | type[Reject] | type[Release]
 
 # The delay of a nack for which the subscription's back-off decides when to redeliver.
 BACK_OFF: Final = -1
 
 
 class ReturnQueue:
-    """The nacks and releases to send, with one column of offsets per command and delay."""
+    """What is to be sent: one column of offsets per command and delay."""
 
     __slots__ = ("_columns",)
 
@@ -31,17 +31,18 @@ class ReturnQueue:
         self._columns: dict[tuple[ReturnKind, int], list[Int64s]] = {}
 
     def add(self, kind: ReturnKind, offsets: Int64s, delay_ms: int) -> None:
-        """Queue the nack or release of messages.
+        """Queue the nack, reject or release of messages.
 
         Args:
-          kind: the command to send, ``Nack`` or ``Release``.
+          kind: the command to send, ``Nack``, ``Reject`` or ``Release``.
           offsets: the offsets of the messages.
           delay_ms: when to redeliver them; ``BACK_OFF`` selects the subscription's back-off.
+            ``Reject`` has no delay.
         """
         self._columns.setdefault((kind, delay_ms), []).append(offsets)
 
     def take(self) -> Iterator[tuple[ReturnKind, Int64s, int]]:
-        """Remove all nacks and releases, and yield them as commands to send.
+        """Remove all that is queued, and yield it as commands to send.
 
         Each is a triple of the kind of command, a column of offsets that fits a frame, and the
         delay in milliseconds.
@@ -53,7 +54,7 @@ class ReturnQueue:
                 yield kind, offsets[low : low + MAX_ACK_ROWS], delay_ms
 
     def clear(self) -> None:
-        """Discard all nacks and releases, because the broker redelivers the messages anyway.
+        """Discard all that is queued, because the broker redelivers the messages anyway.
 
         It does so when the connection is lost, and after a seek.
         """

@@ -96,6 +96,10 @@ class TracedInbox(Inbox):
         with self._settling("nack", len(offsets)):
             super()._give_back(offsets, delay)
 
+    def _give_up(self, offsets: Int64s) -> None:
+        with self._settling("reject", len(offsets)):
+            super()._give_up(offsets)
+
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         with self._settling("release", len(offsets)):
             super()._hand_back(offsets, delay)

@@ -202,7 +202,7 @@ class Tracer:
         """Begin the span of an acknowledgement, a nack or a release of ``count`` messages.
 
         Args:
-          name: "ack", "nack" or "release".
+          name: "ack", "nack", "reject" or "release".
         """
         extra = _batch(None if count == 1 else count) | _of(consumer)
         return self._begin(name, "settle", SpanKind.CLIENT, consumer.topic, extra)

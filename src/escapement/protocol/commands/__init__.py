@@ -32,6 +32,7 @@ from escapement.protocol.commands.consuming import (
     Flow,
     Halt,
     Nack,
+    Reject,
     Release,
     Subscribe,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "Read",
     "Receipt",
     "Refused",
+    "Reject",
     "Release",
     "Reschedule",
     "Role",

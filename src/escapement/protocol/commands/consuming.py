@@ -180,7 +180,7 @@ class Nack(Command):
 
 @command(26, "broker")
 class Acked(Command):
-    """The reply to Ack, Nack, Extend and Release: ``count`` messages were affected.
+    """The reply to Ack, Nack, Reject, Extend and Release: ``count`` messages were affected.
 
     The reply to an Ack means that the acknowledgement is durable.
     """
@@ -311,3 +311,18 @@ class Fields(Command):
     def decode(self) -> tuple[Field, ...]:
         """Return the fields."""
         return tuple(map(Field, self.names, self.types))
+
+
+@command(39, "client")
+class Reject(Command):
+    """A request to give up messages that this subscription can never process.
+
+    They go to the dead-letter topic, however many attempts the subscription permits. Only a broker
+    that announces ``LIMIT_REJECTS`` knows this command.
+    """
+
+    request_id: OptionalId
+    consumer_id: Id
+    offsets: AckColumn
+
+    MAX_BYTES = MAX_FRAME_BYTES

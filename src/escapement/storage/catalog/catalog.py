@@ -26,6 +26,7 @@ from escapement.storage.bundles import (
     wrong_bundle,
 )
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
+from escapement.storage.catalog.push_targets import delete_push_target
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey, Params, Row
 from escapement.storage.engine.paging import by_id, of_topics
 from escapement.storage.engine.value_lists import in_list, padded
@@ -444,6 +445,7 @@ def _delete_subscription(
 ) -> None:
     _end_subscription(connection, subscription_id, bundle_id)
     removal.mark(connection, "lag", origin_id or subscription_id, bundle_id)
+    delete_push_target(connection, origin_id or subscription_id)
 
 
 def _end_subscription(connection: Connection, subscription_id: int, bundle_id: int) -> None:

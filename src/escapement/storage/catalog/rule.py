@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from escapement.clock import unix_ms
 from escapement.durations import format as duration_text
 from escapement.durations import parse as parse_duration
+from escapement.endpoint import Endpoint
 from escapement.errors import InvalidRequest
 from escapement.names import TopicName
 
@@ -193,6 +194,17 @@ def topic(default: str, help: str, nothing: str) -> str:
         return TopicName.parse(value).full if value else ""
 
     return _ruled(default, help, "TOPIC", read, nothing)
+
+
+def url(help: str) -> str:
+    """Define a field for the URL of an endpoint, which is stored in its usual form."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{value!r} is not a URL")
+        return Endpoint.parse(value).url
+
+    return _ruled("", help, "URL", read, "")
 
 
 def moment(help: str) -> int:

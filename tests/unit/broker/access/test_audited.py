@@ -23,7 +23,8 @@ from support.verb_arguments import TAKEN
 READING = {
     "audit.list", "broker.stats", "bulk.list", "bulk.preview", "bulk.show", "cluster.status",
     "dlq.count", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list", "inbox.list",
-    "jobs.list", "messages.select", "messages.show", "namespaces.get", "namespaces.list",
+    "jobs.list", "push.list", "push.show", "push.secrets",
+    "messages.select", "messages.show", "namespaces.get", "namespaces.list",
     "schedules.get", "schedules.list", "schedules.next", "subscriptions.get", "subscriptions.list",
     "tables.list", "tokens.list", "topics.forecast", "topics.get", "topics.list", "topics.peek",
     "topics.stats",
@@ -77,11 +78,14 @@ def test_changes_of_messages_are_recorded_for_people_only() -> None:
 
 def test_arguments_have_no_secrets_and_no_content() -> None:
     given = {
-        "digest": bytes(32), "payload": "card 4711", "key": b"k" * 9,
+        "digest": bytes(32),
+        "payload": "card 4711",
+        "key": b"k" * 9,
+        "url": "https://ops:pa@ss@a.example/x",
         "policy": {"push_secret": "s3cr3t", "headers": {"Authorization": "Bearer x"}, "ttl_ms": 5},
     }  # fmt: skip
     assert json.loads(described(given)) == {
-        "digest": "***", "payload": "***", "key": "9 bytes",
+        "url": "https://***@a.example/x", "digest": "***", "payload": "***", "key": "9 bytes",
         "policy": {"push_secret": "***", "headers": {"Authorization": "***"}, "ttl_ms": 5},
     }  # fmt: skip
 

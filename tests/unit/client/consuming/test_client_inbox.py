@@ -88,6 +88,17 @@ async def test_message_block_acks_on_success_and_nacks_on_failure() -> None:
 
 
 @on_both
+async def test_broker_that_does_not_know_rejects_gets_nacks() -> None:
+    """V4: an unknown command would end the connection."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"bad"], [0])
+            await (await anext(inbox)).reject()
+        assert [(n.offsets.tolist(), n.delay_ms) for n in peer.heard_of(wire.Nack)] == [([0], -1)]
+        assert not peer.heard_of(wire.Reject)
+
+
+@on_both
 async def test_nacks_are_batched_while_acks_are_under_way() -> None:
     """V4: many small nacks cost the broker more than a large one, and the wait is short."""
     async with Peer.running() as peer, connect(peer) as broker:

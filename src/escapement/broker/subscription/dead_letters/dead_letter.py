@@ -1,4 +1,4 @@
-"""A dead letter: a copy of a message that failed its last attempt, and the reason.
+"""A dead letter: a copy of a message that a subscription gave up, and the reason.
 
 The copy keeps payload, key, priority and properties. ``marked`` adds further properties, which name
 its origin; ``restored`` removes them. A dead letter that is dead-lettered again keeps its earlier
@@ -26,8 +26,15 @@ from escapement.protocol.limits import MAX_TOPIC_CHARS
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.inbox.entry import InboxEntry
 
-Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]
-REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired", "dropped")
+Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped", "rejected"]
+REASONS: Final[tuple[Reason, ...]] = (
+    "nack",
+    "timeout",
+    "disconnect",
+    "expired",
+    "dropped",
+    "rejected",
+)
 
 # The subscription that keeps the dead letters of its topic until they are sent back or deleted.
 DEAD_LETTERS_SUBSCRIPTION: Final = "dead-letters"

@@ -1,0 +1,424 @@
+"""Push from a broker to a real HTTPS server on loopback."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import AccessDenied
+from escapement.push.addresses import network
+from escapement.push.breaker import FAILURES, FIRST_PAUSE_MS
+from escapement.push.pusher import REFRESH_S, PushConfig, run_push
+from escapement.testing import World
+from support.certificates import Authority
+from support.roles import begin, connected, new_token
+from support.webhook_server import Post, WebhookServer, held, raw, silence, status, webhook_server
+
+HOST: Final = "hooks.example"
+NAMES: Final = {"topic": "x", "subscription": "s"}
+CALM: Final = BrokerConfig(seed=0)
+TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def loopback(host: str, port: int) -> Sequence[str]:
+    return ["127.0.0.1"]
+
+
+class Push:
+    """A broker, an endpoint, and `escapement push` between them, with a virtual clock."""
+
+    def __init__(
+        self, world: World, broker: escapement.Broker, server: WebhookServer, config: PushConfig
+    ) -> None:
+        self.world = world
+        self.broker = broker
+        self.server = server
+        self.config = config
+        self.stop = trio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"https://{HOST}:{self.server.port}/hook"
+
+    async def create(self, **policy: Any) -> str:
+        """Create a subscription with a target, and return the secret."""
+        await self.broker.admin("subscriptions.create", **NAMES, policy={"jitter": 0})
+        made = await self.broker.admin("push.create", **NAMES, url=self.url, policy=policy)
+        secret: str = made["secret"]
+        return secret
+
+    async def run(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+        await run_push(self.config, self.world.connect, self.stop.wait, task_status.started)
+
+    async def state(self) -> dict[str, Any]:
+        (row,) = await self.broker.admin("subscriptions.list", topic="x")
+        return row
+
+    async def until(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until the broker's figures of the subscription are so, without advancing time."""
+        while not is_so(row := await self.state()):
+            await trio.lowlevel.checkpoint()
+        return row
+
+    async def dead(self, count: int) -> list[dict[str, Any]]:
+        """Wait until there are ``count`` dead letters, and return them."""
+        while True:
+            found = await self.broker.admin("dlq.list", **NAMES, count=1000)
+            if len(found) >= count:
+                return list(found)
+            await self.world.clock.advance(seconds=1)
+
+
+@asynccontextmanager
+async def pushing(tmp_path: Path, config: BrokerConfig = CALM) -> AsyncIterator[Push]:
+    authority = Authority(tmp_path / "ca")
+    async with (
+        testing.start(config=config) as world,
+        world.connect() as broker,
+        webhook_server(authority.certify(HOST)) as server,
+    ):
+        push_config = PushConfig(
+            [network("127.0.0.0/8")],
+            ssl.create_default_context(cafile=authority.ca),
+            loopback,
+            world.clock,
+        )
+        yield Push(world, broker, server, push_config)
+
+
+def verified(post: Post, secret: str) -> bool:
+    """Verify a post as an endpoint does."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    text = f"{post.headers['webhook-id']}.{post.headers['webhook-timestamp']}.".encode()
+    wanted = base64.b64encode(hmac.digest(key, text + post.body, hashlib.sha256)).decode()
+    return f"v1,{wanted}" in post.headers["webhook-signature"].split()
+
+
+async def test_message_is_posted_when_it_is_due_and_then_acknowledged(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: signed, with its attempt, due time and trace."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        secret = await push.create()
+        assert await nursery.start(push.run) == 1
+        producer = await push.broker.producer("x")
+        properties = {"traceparent": TRACE, "content-type": "text/plain"}
+        await producer.send(b"pay me", delay="1h", properties=properties)
+        await push.world.clock.advance(minutes=59)
+        assert push.server.posts == []
+        await push.world.clock.advance(minutes=1)
+        (post,) = await push.server.until(1)
+        now_s = push.world.clock.now_ms() // 1000
+        assert (post.method, post.target, post.body) == ("POST", "/hook", b"pay me")
+        assert post.headers["escapement-attempt"] == "1"
+        assert post.headers["escapement-due"] == "2026-12-24T13:00:00.000Z"
+        assert post.headers["traceparent"] == TRACE
+        assert post.headers["content-type"] == "text/plain"
+        assert post.headers["webhook-timestamp"] == str(now_s)
+        assert verified(post, secret)
+        await push.until(lambda row: row["acknowledged"] == 1)
+        push.stop.set()
+
+
+async def test_failed_post_is_repeated_with_the_same_id_after_the_back_off(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: 5xx, a broken connection, and no answer within the timeout."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create(timeout_ms=1_000)
+        await nursery.start(push.run)
+        push.server.answers.extend([status(500), raw(b"garbage"), silence])
+        await (await push.broker.producer("x")).send(b"again")
+        for count, back_off_s in ((1, 11), (2, 22)):
+            await push.server.until(count)
+            await push.until(lambda row, count=count: row["nacked"] == count)
+            await push.world.clock.advance(seconds=back_off_s)
+        await push.server.until(3)
+        assert (await push.state())["in_flight"] == 1
+        await push.world.clock.advance(seconds=1)  # the timeout
+        await push.until(lambda row: row["nacked"] == 3)
+        await push.world.clock.advance(seconds=44)
+        posts = await push.server.until(4)
+        assert [post.headers["escapement-attempt"] for post in posts] == ["1", "2", "3", "4"]
+        assert len({post.headers["webhook-id"] for post in posts}) == 1
+        await push.until(lambda row: row["acknowledged"] == 1)
+        push.stop.set()
+
+
+@pytest.mark.parametrize("code", [400, 404, 410])
+async def test_rejected_message_becomes_a_dead_letter_and_the_next_one_is_posted(
+    code: int, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16"""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        await nursery.start(push.run)
+        push.server.answers.append(status(code))
+        await (await push.broker.producer("x")).send_many([b"bad", b"good"])
+        await push.server.until(2)
+        (letter,) = await push.dead(1)
+        assert (letter["payload"], letter["reason"]) == (b"bad", "rejected")
+        await push.until(lambda row: row["unacknowledged"] == 0)
+        assert len(push.server.posts) == 2
+        push.stop.set()
+
+
+@pytest.mark.parametrize("code", [429, 503])
+@pytest.mark.parametrize("is_date", [False, True])
+async def test_endpoint_is_left_alone_as_long_as_it_asks(
+    code: int, is_date: bool, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: Retry-After in seconds, or as a date. Other messages wait too."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        await nursery.start(push.run)
+        until = datetime.fromtimestamp(push.world.clock.now_ms() / 1000 + 90, UTC)
+        asked = format_datetime(until, usegmt=True) if is_date else "90"
+        push.server.answers.append(status(code, {"Retry-After": asked}))
+        producer = await push.broker.producer("x")
+        await producer.send(b"first")
+        await push.server.until(1)
+        await push.until(lambda row: row["nacked"] == 1)
+        await producer.send(b"second")
+        await push.world.clock.advance(seconds=89)
+        assert len(push.server.posts) == 1
+        await push.world.clock.advance(seconds=1)
+        posts = await push.server.until(3)
+        assert {post.body for post in posts[1:]} == {b"first", b"second"}
+        push.stop.set()
+
+
+async def test_breaker_stops_posts_and_sends_one_probe(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: messages that are not posted use up no attempts."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        push.server.usual = status(500)
+        await (await push.broker.producer("x")).send_many([b"%d" % n for n in range(50)])
+        async with push.broker.consumer("x", "s") as inbox:  # make them due for this subscription
+            await inbox.seek("earliest")
+        await nursery.start(push.run)
+        await push.server.until(FAILURES)
+        await push.until(lambda row: row["nacked"] == FAILURES and row["in_flight"] == 0)
+        await push.world.clock.advance(ms=FIRST_PAUSE_MS - 1)
+        assert len(push.server.posts) == FAILURES
+        await push.world.clock.advance(ms=1)
+        await push.server.until(FAILURES + 1)
+        await push.until(lambda row: row["nacked"] == FAILURES + 1)
+        await push.world.clock.advance(ms=2 * FIRST_PAUSE_MS - 1)
+        assert len(push.server.posts) == FAILURES + 1
+        push.server.usual = status(204)
+        await push.world.clock.advance(ms=1)
+        await push.server.until(FAILURES + 2)
+        await push.until(lambda row: row["acknowledged"] >= 50 - FAILURES - 1)
+        attempts = [int(post.headers["escapement-attempt"]) for post in push.server.posts]
+        assert max(attempts) <= 3
+        push.stop.set()
+
+
+async def test_posts_in_progress_start_slowly_and_stay_within_the_concurrency(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16"""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create(concurrency=4)
+        await nursery.start(push.run)
+        gates = [trio.Event() for _ in range(3)]
+        for gate, size in zip(gates, (1, 2, 4), strict=True):
+            push.server.answers.extend([held(gate, status(200))] * size)
+        await (await push.broker.producer("x")).send_many([b"m"] * 40)
+        received = 0
+        for gate, size in zip(gates, (1, 2, 4), strict=True):
+            received += size
+            await push.server.until(received)
+            row = await push.until(lambda row, size=size: row["in_flight"] == size)
+            assert row["ready"] > 0
+            assert len(push.server.posts) == received
+            gate.set()
+        await push.until(lambda row: row["acknowledged"] == 40)
+        assert push.server.most_at_once == 4
+        push.stop.set()
+
+
+async def test_failure_halves_the_posts_in_progress(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: what was pulled before the failure, and may not be posted now, uses up no attempt."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create(concurrency=4)
+        await nursery.start(push.run)
+        producer = await push.broker.producer("x")
+        await producer.send_many([b"fast"] * 5)
+        await push.until(lambda row: row["acknowledged"] == 5)
+        fails, ends = trio.Event(), trio.Event()
+        push.server.answers.append(held(fails, status(500)))
+        await producer.send(b"fails")
+        await push.server.until(6)
+        await trio.testing.wait_all_tasks_blocked()  # the pusher pulls as many as it may post
+        fails.set()
+        await push.until(lambda row: row["nacked"] == 1)
+        push.server.answers.extend([held(ends, status(200))] * 3)
+        await producer.send_many([b"slow"] * 3)
+        await push.server.until(8)
+        row = await push.until(lambda row: row["released"] == 1)
+        assert row["in_flight"] == 2
+        ends.set()
+        posts = await push.server.until(9)
+        await push.until(lambda row: row["acknowledged"] == 8)
+        assert [post.headers["escapement-attempt"] for post in posts[6:]] == ["1", "1", "1"]
+        push.stop.set()
+
+
+async def test_pusher_follows_changes_of_its_targets(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: created, rotated, paused, resumed and deleted while it runs."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        assert await nursery.start(push.run) == 0
+        producer = await push.broker.producer("x")
+
+        async def posted(body: bytes) -> Post:
+            count = len(push.server.posts)
+            await producer.send(body)
+            return (await push.server.until(count + 1))[-1]
+
+        async def followed() -> None:
+            await push.world.clock.advance(seconds=2 * REFRESH_S)
+
+        first = await push.create()
+        await followed()
+        post = await posted(b"1")
+        assert verified(post, first)
+        second = (await push.broker.admin("push.rotate", **NAMES, keep_ms=60_000))["secret"]
+        await followed()
+        post = await posted(b"2")
+        assert verified(post, first)
+        assert verified(post, second)
+        await push.world.clock.advance(minutes=1)
+        await followed()
+        post = await posted(b"3")
+        assert not verified(post, first)
+        assert verified(post, second)
+        await push.broker.admin("push.pause", **NAMES)
+        await followed()
+        await push.until(lambda row: row["consumers"] == [])
+        await producer.send(b"4")
+        await push.world.clock.advance(hours=1)
+        assert len(push.server.posts) == 3
+        await push.broker.admin("push.resume", **NAMES)
+        await followed()
+        assert (await push.server.until(4))[3].body == b"4"
+        await push.until(lambda row: row["unacknowledged"] == 0)
+        await push.broker.admin("push.delete", **NAMES)
+        await followed()
+        await push.until(lambda row: row["consumers"] == [])
+        await push.broker.admin("subscriptions.delete", **NAMES)
+        await followed()
+        assert await push.broker.admin("subscriptions.list", topic="x") == []
+        push.stop.set()
+
+
+async def test_stop_waits_for_the_posts_in_progress(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: their messages are acknowledged, and no other one is begun."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        await nursery.start(push.run)
+        answered = trio.Event()
+        push.server.answers.append(held(answered, status(200)))
+        await (await push.broker.producer("x")).send_many([b"1", b"2"])
+        await push.server.until(1)
+        push.stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await push.state())["consumers"] == ["push"]
+        answered.set()
+        row = await push.until(lambda row: not row["consumers"])
+        assert (row["acknowledged"], row["unacknowledged"]) == (1, 1)
+        assert len(push.server.posts) == 1
+
+
+async def test_message_in_progress_is_posted_again_after_a_crash_of_the_broker(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16, V1: with the same id, by which the endpoint recognises it."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create(timeout_ms=60_000)
+        await nursery.start(push.run)
+        push.server.answers.append(silence)
+        await (await push.broker.producer("x")).send(b"twice")
+        await push.server.until(1)
+        await push.world.crash()
+        await push.world.restart()
+        await push.world.clock.advance(minutes=3)
+        one, two = await push.server.until(2)
+        assert one.headers["webhook-id"] == two.headers["webhook-id"]
+        await push.until(lambda row: row["unacknowledged"] == 0)
+        push.stop.set()
+
+
+async def test_message_of_a_process_that_dies_is_posted_by_another(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16, V1"""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        push.server.answers.append(silence)
+        await (await push.broker.producer("x")).send(b"m")
+        async with trio.open_nursery() as process:
+            await process.start(push.run)
+            await push.broker.admin("subscriptions.seek", **NAMES, position="earliest")
+            await push.server.until(1)
+            process.cancel_scope.cancel()
+        await nursery.start(push.run)
+        one, two = await push.server.until(2)
+        assert [post.headers["escapement-attempt"] for post in (one, two)] == ["1", "2"]
+        assert one.headers["webhook-id"] == two.headers["webhook-id"]
+        await push.until(lambda row: row["unacknowledged"] == 0)
+        push.stop.set()
+
+
+async def test_pusher_ends_if_its_token_may_not_read_the_targets(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B16, O1: at its start, and when the right is revoked."""
+    async with testing.start() as world:
+        async with connected(world, await begin(world)) as root:
+            token = await new_token(root, "pusher")
+
+            settings = escapement.Settings(heartbeat_s=None, close_timeout_s=0)
+
+            async def run(ready: Callable[[int], None]) -> None:
+                def connect() -> AbstractAsyncContextManager[escapement.Broker]:
+                    return world.connect(token=token.text, settings=settings)
+
+                with pytest.raises(AccessDenied):
+                    await run_push(PushConfig(), connect, trio.sleep_forever, ready)
+
+            counts: list[int] = []
+            await run(counts.append)
+            assert counts == []
+            grant = {"role": "pusher", "pattern": "*"}
+            await root.admin("grants.add", **grant, actions=["admin"])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run, counts.append)
+                await trio.testing.wait_all_tasks_blocked()
+                assert counts == [0]
+                await root.admin("grants.remove", **grant)
+                await world.clock.advance(seconds=REFRESH_S)
