@@ -11,11 +11,12 @@ import click
 import trio
 
 from escapement.broker.crash import one_error
+from escapement.cli.input.log_options import log_options
 from escapement.cli.input.parameters import host_and_port
 from escapement.cli.input.remote import broker_option
 from escapement.cli.input.tls_files import kept
 from escapement.cli.operation.stop_signal import stopped
-from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_logging
+from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.client.connection.address import Addresses
@@ -71,20 +72,7 @@ _HOST: Final = "127.0.0.1"
     envvar="ESCAPEMENT_GATEWAY_INSECURE",
     help="Allow other machines to send tokens without TLS, for example behind a proxy with TLS.",
 )
-@_option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    default="info",
-    envvar="ESCAPEMENT_LOG_LEVEL",
-    help="Lowest level of messages to log on stderr.",
-)
-@_option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="lines",
-    envvar="ESCAPEMENT_LOG_FORMAT",
-    help="Form of the log on stderr: lines for people, or a JSON object for each event.",
-)
+@log_options()
 def gateway(
     listen: tuple[str, int],
     at_broker: Addresses,

@@ -11,10 +11,11 @@ import click
 import trio
 
 from escapement.broker.crash import one_error
+from escapement.cli.input.log_options import log_options
 from escapement.cli.input.remote import broker_option, token_file
 from escapement.cli.input.tls_files import kept
 from escapement.cli.operation.stop_signal import stopped
-from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_logging
+from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.cli.output.table import counted
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
@@ -57,20 +58,7 @@ _option = partial(click.option, show_default=True, show_envvar=True)
     envvar="ESCAPEMENT_PUSH_TARGET_CA",
     help="Further certificate authorities of endpoints to trust, PEM.",
 )
-@_option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    default="info",
-    envvar="ESCAPEMENT_LOG_LEVEL",
-    help="Lowest level of messages to log on stderr.",
-)
-@_option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="lines",
-    envvar="ESCAPEMENT_LOG_FORMAT",
-    help="Form of the log on stderr: lines for people, or a JSON object for each event.",
-)
+@log_options()
 def push(
     at_broker: Addresses,
     networks: tuple[str, ...],

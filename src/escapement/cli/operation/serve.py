@@ -31,6 +31,7 @@ from escapement.broker.side_port.config import DEFAULT_HTTP_PORT, SidePortConfig
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.cli.input.configuration import ConfiguredCommand, Setting, config_warnings
 from escapement.cli.input.database_urls import database_url_option
+from escapement.cli.input.log_options import log_options
 from escapement.cli.input.parameters import (
     duration_ms,
     host_and_port,
@@ -39,7 +40,7 @@ from escapement.cli.input.parameters import (
     positive_duration_ms,
     size_bytes,
 )
-from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_logging
+from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.durations import format as duration_text
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.event_log import EventLog
@@ -236,20 +237,7 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     envvar="ESCAPEMENT_HTTP_INSECURE",
     help="Allow --http on an address that other machines reach.",
 )
-@_option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    default="info",
-    envvar="ESCAPEMENT_LOG_LEVEL",
-    help="Lowest level of messages to log on stderr.",
-)
-@_option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="lines",
-    envvar="ESCAPEMENT_LOG_FORMAT",
-    help="Form of the log on stderr: lines for people, or a JSON object for each event.",
-)
+@log_options(Setting)
 @click.pass_context
 def serve(
     ctx: click.Context,
