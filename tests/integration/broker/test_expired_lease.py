@@ -43,7 +43,7 @@ async def test_broker_whose_lease_has_expired_refuses_every_read(
             refused = {name for name, one in held.items() if isinstance(one, wire.Refused)}
             # They name something that does not exist, or is of another broker.
             assert refused == {
-                "dlq.show", "bulk.show", "a missing topic", "a missing subscription"
+                "dlq.show", "bulk.show", "push.show", "a missing topic", "a missing subscription"
             }  # fmt: skip
             outage.unrenewed()
             await world.clock.advance(seconds=LEASE_S + 1)
