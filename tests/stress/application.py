@@ -39,7 +39,7 @@ Cursor = pymysql.cursors.Cursor
 
 
 class Application:
-    """The database, and what its clients were told."""
+    """The database of the application, and the answers that its clients got."""
 
     def __init__(self, url: str) -> None:
         self.shop = Shop(url)

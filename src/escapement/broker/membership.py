@@ -55,7 +55,7 @@ _WARN_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watch:
-    """What a broker wants to know about the renewals.
+    """The interest of a broker in the renewals.
 
     Attributes:
       lease: the lease that the broker has taken.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from escapement.client.administration.message_history import MessageHistory
+from escapement.client.administration.message_history import MessageHistory, SubscriptionStatus
 from escapement.client.administration.outcome import Outcome, Outcomes
 from escapement.client.selection import criteria
 from escapement.clock import moment
@@ -27,18 +27,6 @@ Cursor = Annotated[
 ]
 
 
-class SubscriptionState(Struct):
-    """The state of a message in one subscription."""
-
-    subscription: str
-    kind: str
-    state: str
-    attempts: int | None
-    consumer: str | None
-    since: datetime | None
-    until: datetime | None
-
-
 class ShownMessage(Struct):
     """A message and its history. ``payload`` has the first 512 of its ``size_bytes``."""
 
@@ -53,7 +41,7 @@ class ShownMessage(Struct):
     group: str | None
     size_bytes: int
     payload: Payload
-    subscriptions: list[SubscriptionState]
+    subscriptions: list[SubscriptionStatus]
 
     @classmethod
     def of(cls, found: MessageHistory) -> ShownMessage:
@@ -70,18 +58,7 @@ class ShownMessage(Struct):
             found.group,
             found.size_bytes,
             Payload.of(found.payload),
-            [
-                SubscriptionState(
-                    one.subscription,
-                    one.kind,
-                    one.state,
-                    one.attempts,
-                    one.consumer,
-                    one.since,
-                    one.until,
-                )
-                for one in found.subscriptions
-            ],
+            found.subscriptions,
         )
 
 

@@ -365,7 +365,7 @@ async def test_a_client_learns_that_bundles_were_added(
 async def test_owner_that_advertises_a_wrong_address(
     address: str, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
 ) -> None:
-    """B8: nobody listens there, or another broker does. Each call ends, with ``NoOwner``."""
+    """B8: the address has no listener, or another broker. Each call ends, with ``NoOwner``."""
     async with cluster(sqlite, tmp_path) as found, connected(found) as client:
         (topic,) = named(found, 1)
         found.misplace(1, address)
