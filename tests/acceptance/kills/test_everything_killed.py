@@ -21,6 +21,9 @@ from support.processes.broker import PATIENT, BrokerProcess, broker_process
 KILLS = 3
 BATCH = 5
 TIMEOUT_S = 60
+# Between two batches. The messages of a key are retried one after the other, so the dead letters of
+# a faster producer take longer than the timeout.
+PAUSE_S = 0.1
 # On a busy machine, two kills in a row may count as attempts of a message that never failed.
 POLICY = {"max_deliveries": 6, "min_backoff_ms": 50, "max_backoff_ms": 100, "order": "key"}
 WORK = {"topic": "work", "subscription": "w"}
@@ -42,6 +45,7 @@ async def produce(process: BrokerProcess, record: Record, rng: random.Random) ->
         async with await broker.producer("work", name="p") as producer:
             while not record.over:
                 await batch(broker, producer, record, rng)
+                await trio.sleep(PAUSE_S)
 
 
 async def batch(
