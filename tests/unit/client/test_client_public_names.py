@@ -42,6 +42,7 @@ BROKER = {
     "consumer",
     "find",
     "forecast",
+    "forecast_namespace",
     "groups",
     "hint",
     "limits",
