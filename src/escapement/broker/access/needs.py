@@ -157,6 +157,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "messages.select": (topic("peek"),),
     "messages.show": (topic("peek"),),
     "subscriptions.list": (topic("peek"),),
+    "subscriptions.overview": (part_of(namespace("peek", optional=True)),),
     "subscriptions.get": (topic("peek"),),
     "subscriptions.create": (topic("consume"), _DEAD_LETTERS),
     "subscriptions.update": (topic("admin"), _DEAD_LETTERS),

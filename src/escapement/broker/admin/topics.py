@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated, Final, TypedDict
 
+from escapement.access.coverage import Coverage
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.figures import SubscriptionFigures, figures
 from escapement.broker.admin.result import Deleted, Fields
-from escapement.broker.admin.subscriptions import SubscriptionFigures, figures
 from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.producer import Producer
@@ -75,15 +76,28 @@ async def _list_topics(broker: Broker, given: Arguments) -> Topics:
     within = given.optional_text("namespace")
     given.end()
     seen = given.caller.coverage("peek")
-    prefix = ""
-    if within is not None:
-        prefix = NamespaceName.parse(within).full + "/"
-        # A role that sees only some topics is not told whether the namespace exists.
-        if f"{prefix}*" in seen:
-            broker.registry.namespaces.find(NamespaceName.parse(within))
+    prefix = beginning_of_names(broker, within, seen)
     async with broker.answering:
         names = sorted(seen.among(n for n in broker.registry.topics if n.startswith(prefix)))
         return {"topics": names[:MAX_ROWS], "total": len(names)}
+
+
+def beginning_of_names(broker: Broker, namespace: str | None, seen: Coverage) -> str:
+    """Return the beginning of the full names of topics in a namespace; "" for all topics.
+
+    Args:
+      seen: what the caller may see.
+
+    Raises:
+      NotFound: if the namespace does not exist, and the caller may see all of it.
+    """
+    if namespace is None:
+        return ""
+    name = NamespaceName.parse(namespace)
+    # A role that sees only some topics is not told whether the namespace exists.
+    if f"{name.full}/*" in seen:
+        broker.registry.namespaces.find(name)
+    return f"{name.full}/"
 
 
 async def _get_topic(broker: Broker, given: Arguments) -> TopicSettings:
