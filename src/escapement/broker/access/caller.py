@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 
 from escapement.access.coverage import Coverage
 from escapement.access.grant import Action
@@ -36,6 +37,15 @@ class Caller:
         self._access = access
         self._certificate_role = certificate_role
         self._token_id = ""  # "" if the role is that of a certificate
+
+    def because(self, reason: str) -> Caller:
+        """Return the caller of one request that has a reason of its own, "" if it has none."""
+        assert self.is_admitted, "a request came before the handshake"
+        if not reason:
+            return self
+        caller = copy(self)
+        caller.origin = self.origin.because(reason)
+        return caller
 
     async def admit(self, token: str) -> None:
         """Admit the caller with its token, "" if it sent none.
