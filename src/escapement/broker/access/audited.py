@@ -24,7 +24,7 @@ READS: Final = frozenset(
     for verb, rights in VERB_NEEDS.items()
     if rights and all(right.action == "peek" for right in rights)
 ) - {"broker.stats", "cluster.status"} | {
-    "grants.list", "push.list", "push.secrets", "push.show", "tokens.list",
+    "access.own", "grants.list", "push.list", "push.secrets", "push.show", "tokens.list",
 }  # fmt: skip
 
 # Verbs that change nothing and are never recorded.

@@ -28,8 +28,8 @@ from escapement.protocol.bundle_verbs import MERGED, SOUGHT, Merge, contents
 _SHARED: Final = 0
 # The first words of these verbs.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
-# The first words of the verbs that every broker carries out for the whole database.
-ANYWHERE: Final = ("cluster", "audit")
+# The first words of the verbs that any broker carries out for the whole database.
+ANYWHERE: Final = ("access", "cluster", "audit")
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
 # The verb that deletes what a namespace has in all bundles.
