@@ -57,6 +57,10 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "messages.show": TOPIC | {"offset": (0, NUMBER)},
     "subscriptions.list": TOPIC,
     "subscriptions.get": SUBSCRIPTION,
+    "subscriptions.lateness": {
+        "topic": (None, MAYBE), "subscription": (None, MAYBE), "namespace": (None, MAYBE),
+        "within_ms": (None, COUNT), "count": (None, COUNT),
+    },
     "subscriptions.update": SUBSCRIPTION | {"policy": ({"max_rate": None}, MAP)},
     "subscriptions.create": TOPIC
     | {

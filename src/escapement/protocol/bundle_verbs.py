@@ -6,7 +6,7 @@ topics with one broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 # The most rows of a listing, as for one broker.
@@ -35,6 +35,12 @@ def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
         return sorted(rows, key=key, reverse=reverse)[:MOST_ROWS]
 
     return merge
+
+
+def _worst(answers: list[Any]) -> Any:
+    rows = [row for answer in answers for row in answer["worst"]]
+    rows.sort(key=lambda row: (-row["p99_ms"], -row["max_ms"]))
+    return {**answers[0], "worst": rows[: answers[0]["count"]]}
 
 
 def _inbox(answers: list[Any]) -> Any:
@@ -75,9 +81,11 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-# Verbs that each broker answers for its bundle, and the function that merges the answers.
+# Verbs that each broker answers for its bundle, and the function that merges the answers. With the
+# argument ``topic``, they are about this topic only.
 MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
+    "subscriptions.lateness": _worst,
     "schedules.list": _by(lambda row: row["schedule"]),
     "push.list": _by(lambda row: (row["topic"], row["subscription"])),
     "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),
@@ -86,3 +94,8 @@ MERGED: Final[dict[str, Merge]] = {
     "broker.stats": _figures,
     "broker.update": _figures,
 }
+
+
+def merge_of(verb: str, arguments: Mapping[str, Any]) -> Merge | None:
+    """Return the function that merges the answers of all brokers; None if not all are asked."""
+    return None if arguments.get("topic") is not None else MERGED.get(verb)

@@ -65,6 +65,8 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         *(("messages.show", {"topic": "x", "offset": offset}) for offset in range(3)),
         ("subscriptions.list", {"topic": "x"}),
         ("subscriptions.get", SUBSCRIPTION),
+        ("subscriptions.lateness", SUBSCRIPTION),
+        ("subscriptions.lateness", {"namespace": "public/default", "count": 1}),
         ("subscriptions.create", {"topic": "x", "subscription": "new", "kind": "failover"}),
         ("subscriptions.update", {**SUBSCRIPTION, "policy": {"jitter": 0.5}}),
         ("subscriptions.seek", {"topic": "x", "subscription": "new", "position": "earliest"}),

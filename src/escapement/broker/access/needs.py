@@ -159,6 +159,10 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "messages.show": (topic("peek"),),
     "subscriptions.list": (topic("peek"),),
     "subscriptions.get": (topic("peek"),),
+    "subscriptions.lateness": (
+        topic("peek", optional=True),
+        part_of(namespace("peek", optional=True)),
+    ),
     "subscriptions.create": (topic("consume"), _DEAD_LETTERS),
     "subscriptions.update": (topic("admin"), _DEAD_LETTERS),
     "subscriptions.seek": (topic("admin"),),
