@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from escapement.console.pages import find, timeline
+from escapement.console.pages import (
+    audit,
+    brokers,
+    find,
+    lateness,
+    subscription,
+    subscriptions,
+    timeline,
+)
 from escapement.console.view import Page
 
-PAGES: Final[list[Page]] = [*timeline.PAGES, *find.PAGES]
+_FILES: Final = (timeline, find, subscriptions, subscription, lateness, brokers, audit)
+
+PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]
