@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from escapement.console.pages import timeline
+from escapement.console.pages import schedule_form, schedules, timeline
 from escapement.console.view import Page
 
-PAGES: Final[list[Page]] = [*timeline.PAGES]
+PAGES: Final[list[Page]] = [*timeline.PAGES, *schedule_form.PAGES, *schedules.PAGES]
