@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from escapement.console.rates import Rates
 from escapement.console.user import User
 
 # A session ends after this time without a request, and in any case after the longer time.
@@ -31,6 +32,7 @@ class Session:
       token: the token of the user for the brokers; "" if the brokers have no access control.
       user_s: when the rights of the user were read.
       notices: texts for the next page, such as what an action has done.
+      rates: the counters that pages have shown, to tell how fast they grow.
       csrf: the secret. Only pages of the console know it, so other sites cannot send forms.
     """
 
@@ -41,6 +43,7 @@ class Session:
     user_s: float
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(_SECRET_BYTES))
     notices: list[str] = field(default_factory=list)
+    rates: Rates = field(default_factory=Rates)
 
 
 class Sessions:

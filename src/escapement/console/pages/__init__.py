@@ -7,7 +7,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from escapement.console.pages import schedule_form, schedules, timeline
+from escapement.console.pages import (
+    audit,
+    brokers,
+    lateness,
+    schedule_form,
+    schedules,
+    subscription,
+    subscriptions,
+    timeline,
+)
 from escapement.console.view import Page
 
-PAGES: Final[list[Page]] = [*timeline.PAGES, *schedule_form.PAGES, *schedules.PAGES]
+_FILES: Final = (
+    timeline,
+    subscriptions,
+    subscription,
+    lateness,
+    schedule_form,
+    schedules,
+    brokers,
+    audit,
+)
+
+PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]
