@@ -12,12 +12,24 @@ from escapement.console.pages import (
     brokers,
     find,
     lateness,
+    schedule_form,
+    schedules,
     subscription,
     subscriptions,
     timeline,
 )
 from escapement.console.view import Page
 
-_FILES: Final = (timeline, find, subscriptions, subscription, lateness, brokers, audit)
+_FILES: Final = (
+    timeline,
+    find,
+    subscriptions,
+    subscription,
+    lateness,
+    schedule_form,
+    schedules,
+    brokers,
+    audit,
+)
 
 PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]
