@@ -509,16 +509,15 @@ class Services:
             limits,
             ground.state.bulk_changes,
         )
-
-    def census_taker(self) -> CensusTaker:
-        """Return an object that counts the pending messages of all topics for metrics."""
-        return CensusTaker(
+        self.census = CensusTaker(
             self.registry,
             self.passive_topics,
             self.tables.topics,
             self.index,
             self._drop_oldest,
-            self._clock,
+            clock,
+            run,
+            self.backfill,
         )
 
     async def recover(self, ground: Ground) -> None:
@@ -561,6 +560,7 @@ class Services:
                 self.tables,
                 self.relays,
                 self._binary_logs,
+                self.census,
             ):
                 nursery.start_soon(part.run)
             for topic in self.registry.active.values():

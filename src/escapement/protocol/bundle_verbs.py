@@ -46,6 +46,33 @@ def _inbox(answers: list[Any]) -> Any:
     return list(rows.values())
 
 
+def _forecasts(answers: list[Any]) -> Any:
+    """Add the forecasts of brokers, whose counts may begin some spans apart.
+
+    The counts have the same lengths of spans and the same origin.
+    """
+    by_ms, first_ms = answers[0]["by_ms"], min(answer["first_ms"] for answer in answers)
+    until_ms = min(answer["until_ms"] for answer in answers)
+    counts = [0] * max((until_ms - first_ms) // by_ms, 0)
+    for answer in answers:
+        skipped = (answer["first_ms"] - first_ms) // by_ms
+        for at, count in enumerate(answer["counts"][: max(len(counts) - skipped, 0)], skipped):
+            counts[at] += count
+    sums = ("scheduled", "overdue", "due", "retrying", "in_flight")
+    oldest_ms = [one for answer in answers if (one := answer["oldest_due_ms"]) is not None]
+    return {
+        **answers[0],
+        "at_ms": min(answer["at_ms"] for answer in answers),
+        "exact": all(answer["exact"] for answer in answers),
+        "until_ms": until_ms,
+        "first_ms": first_ms,
+        "total": sum(counts),
+        "counts": counts,
+        **{name: sum(answer[name] for answer in answers) for name in sums},
+        "oldest_due_ms": min(oldest_ms, default=None),
+    }
+
+
 def contents(answers: list[Any]) -> Any:
     """Merge what a namespace has in each bundle."""
     return {
@@ -78,6 +105,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 # Verbs that each broker answers for its bundle, and the function that merges the answers.
 MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
+    "namespaces.forecast": _forecasts,
     "schedules.list": _by(lambda row: row["schedule"]),
     "push.list": _by(lambda row: (row["topic"], row["subscription"])),
     "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),
