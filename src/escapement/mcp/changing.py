@@ -14,13 +14,13 @@ from escapement.clock import moment
 from escapement.errors import InvalidRequest
 from escapement.mcp.limits import MOST_MESSAGES
 from escapement.mcp.scheduling import KeyText
-from escapement.mcp.tool import Arguments, Call, Duration, MessageIdText, Moment, Tool, TopicText
+from escapement.mcp.tool import Call, Duration, Explained, MessageIdText, Moment, Tool, TopicText
 from escapement.message import MessageId
 from escapement.names import read_message_id
 from escapement.protocol.limits import MAX_NAME_CHARS
 
 
-class Named(Arguments):
+class Named(Explained):
     """Messages of one topic: by their ids, or all pending ones with a key."""
 
     ids: list[MessageIdText] | None = Field(
@@ -67,7 +67,8 @@ class Changes(BaseModel):
 
 async def cancel_message(call: Call, given: CancelMessage) -> Changes:
     """Cancel messages."""
-    return _changes(await call.client.broker.cancel(await _meant(call, given)))
+    broker = call.client.broker.because(given.reason)
+    return _changes(await broker.cancel(await _meant(call, given)))
 
 
 async def reschedule_message(call: Call, given: RescheduleMessage) -> Changes:
@@ -75,7 +76,7 @@ async def reschedule_message(call: Call, given: RescheduleMessage) -> Changes:
     if (given.delay is not None) + (given.at is not None) + given.now != 1:
         raise InvalidRequest("Give exactly one of delay, at and now.")
     call.limits.check_time(given.delay, given.at, call.now_ms())
-    broker = call.client.broker
+    broker = call.client.broker.because(given.reason)
     meant = await _meant(call, given)
     if given.now:
         return _changes(await broker.run_now(meant))
@@ -123,7 +124,7 @@ SubscriptionText = Annotated[
 ]
 
 
-class ResumeDelivery(Arguments):
+class ResumeDelivery(Explained):
     """What to resume."""
 
     topic: TopicText
@@ -149,7 +150,7 @@ async def pause_delivery(call: Call, given: PauseDelivery) -> Delivery:
     """Pause deliveries."""
     topic = call.limits.topic(given.topic)
     for_ms = None if given.duration is None else delivery_times.delay_ms(given.duration, least_ms=1)
-    answer = await call.client.broker.admin(
+    answer = await call.client.broker.because(given.reason).admin(
         "dispatch.pause", topic=topic, subscription=given.subscription, for_ms=for_ms
     )
     until = None if for_ms is None else moment(answer["paused_until_ms"])
@@ -158,7 +159,8 @@ async def pause_delivery(call: Call, given: PauseDelivery) -> Delivery:
 
 async def resume_delivery(call: Call, given: ResumeDelivery) -> Delivery:
     """Resume deliveries."""
-    await call.client.broker.resume(call.limits.topic(given.topic), given.subscription)
+    broker = call.client.broker.because(given.reason)
+    await broker.resume(call.limits.topic(given.topic), given.subscription)
     return Delivery(paused=False, until=None)
 
 

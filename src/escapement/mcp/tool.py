@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from escapement.gateway.client import Client
 from escapement.mcp.limits import Limits
-from escapement.protocol.limits import MAX_TOPIC_CHARS
+from escapement.protocol.limits import MAX_REASON_CHARS, MAX_TOPIC_CHARS
 
 TopicText = Annotated[
     str,
@@ -52,6 +52,16 @@ class Arguments(BaseModel):
     """The base class of arguments. It refuses unknown ones, which an agent may have mistyped."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Explained(Arguments):
+    """The base class of the arguments of tools that the audit log of the broker records."""
+
+    reason: str = Field(
+        "",
+        max_length=MAX_REASON_CHARS,
+        description="Why, in a sentence for people; the audit log of the broker shows it.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,15 +155,18 @@ async def test_instructions_in_messages_arrive_as_data(mock_clock: Any) -> None:
 
 
 async def test_changes_of_an_agent_are_in_the_audit_log(mock_clock: Any) -> None:
-    """B18, B17: cancels and reschedules too, with the client's name."""
+    """B18, B17: cancels and reschedules too, with the client's name and the reason of the call."""
     async with testing.start() as world, world.connect() as broker, agent(world) as robot:
         await robot.call("schedule_message", topic="orders", payload_text="x", delay="1h")
-        await robot.call("reschedule_message", ids=["orders@0"], delay="2h")
+        await robot.call("reschedule_message", ids=["orders@0"], delay="2h", reason="rain")
         await robot.call("cancel_message", ids=["orders@0"])
-        await robot.call("pause_delivery", topic="orders")
+        await robot.call("pause_delivery", topic="orders", reason="night")
+        await robot.call("resume_delivery", topic="orders", reason="morning")
         found = (await broker.admin("audit.list"))["actions"]
-        assert [(one["verb"], one["client"]) for one in found] == [
-            ("dispatch.pause", "mcp"), ("messages.cancel", "mcp"), ("messages.reschedule", "mcp"),
+        assert {one["client"] for one in found} == {"mcp"}
+        assert [(one["verb"], one["reason"]) for one in reversed(found)] == [
+            ("messages.reschedule", "rain"), ("messages.cancel", None),
+            ("dispatch.pause", "night"), ("dispatch.resume", "morning"),
         ]  # fmt: skip
 
 

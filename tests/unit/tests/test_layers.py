@@ -42,7 +42,7 @@ FLOORS: list[set[str]] = [
     {"client", "broker", "pipeline", "doctor"},
     {"sync", "sql", "check", "gateway", "push"},
     {"mcp"},
-    {"testing"},
+    {"console", "testing"},
     {"bench"},
     {"cli"},
 ]
