@@ -10,6 +10,7 @@ from typing import Final
 from escapement.console.pages import (
     audit,
     brokers,
+    find,
     lateness,
     subscription,
     subscriptions,
@@ -17,6 +18,6 @@ from escapement.console.pages import (
 )
 from escapement.console.view import Page
 
-_FILES: Final = (timeline, subscriptions, subscription, lateness, brokers, audit)
+_FILES: Final = (timeline, find, subscriptions, subscription, lateness, brokers, audit)
 
 PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]
