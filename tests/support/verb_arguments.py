@@ -64,6 +64,10 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
         "count": (None, COUNT),
     },
     "subscriptions.get": SUBSCRIPTION,
+    "subscriptions.lateness": {
+        "topic": (None, MAYBE), "subscription": (None, MAYBE), "namespace": (None, MAYBE),
+        "within_ms": (None, COUNT), "count": (None, COUNT),
+    },
     "subscriptions.update": SUBSCRIPTION | {"policy": ({"max_rate": None}, MAP)},
     "subscriptions.create": TOPIC
     | {
@@ -144,6 +148,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "grants.remove": {
         "role": ("r", TEXT), "pattern": ("public/default/*", TEXT), "actions": (["peek"], LIST),
     },
+    "access.own": {},
     "broker.stats": {},
     "broker.update": {"table_parallelism": (2, NUMBER)},
     "cluster.status": {},

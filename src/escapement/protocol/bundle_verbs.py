@@ -6,7 +6,7 @@ topics with one broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 # The most rows of a listing, as for one broker.
@@ -18,6 +18,13 @@ SOUGHT: Final = {
     "schedules.get", "schedules.update", "schedules.run_now", "schedules.next",
     "schedules.pause", "schedules.resume", "schedules.delete",
 }  # fmt: skip
+
+# Figures of brokers of which the highest counts. With the latest start, a client sees that the
+# counters of one of the brokers began again.
+_HIGHEST: Final = frozenset({
+    "started_at_ms", "commit_p50_us", "commit_p99_us", "log_rows", "log_disk_bytes",
+    "log_generation", "table_parallelism",
+})  # fmt: skip
 
 Merge = Callable[[list[Any]], Any]
 
@@ -52,6 +59,12 @@ def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
         return sorted(rows, key=key, reverse=reverse)[:MOST_ROWS]
 
     return merge
+
+
+def _worst(answers: list[Any]) -> Any:
+    rows = [row for answer in answers for row in answer["worst"]]
+    rows.sort(key=lambda row: (-row["p99_ms"], -row["max_ms"]))
+    return {**answers[0], "worst": rows[: answers[0]["count"]]}
 
 
 def _inbox(answers: list[Any]) -> Any:
@@ -99,14 +112,23 @@ def contents(answers: list[Any]) -> Any:
 
 
 def _figures(answers: list[Any]) -> Any:
-    """Merge the figures of brokers: sums, and the different texts one after the other."""
-    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
+    """Merge the figures of brokers: sums, and the different texts one after the other.
+
+    Brokers of an earlier version lack some figures.
+    """
+    names = dict.fromkeys(name for answer in answers for name in answer)
+    return {
+        name: _figure(name, [answer[name] for answer in answers if answer.get(name) is not None])
+        for name in names
+    }
 
 
 def _figure(name: str, values: list[Any]) -> Any:
+    if not values:
+        return None
     if isinstance(values[0], bool):
         return all(values)
-    if name in ("log_generation", "table_parallelism"):
+    if name in _HIGHEST:
         return max(values)
     if isinstance(values[0], int):
         return sum(values)
@@ -119,9 +141,11 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-# Verbs that each broker answers for its bundle, and the function that merges the answers.
+# Verbs that each broker answers for its bundle, and the function that merges the answers. With the
+# argument ``topic``, they are about this topic only.
 MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
+    "subscriptions.lateness": _worst,
     "namespaces.forecast": _forecasts,
     "subscriptions.overview": _page_of_subscriptions,
     "schedules.list": _by(lambda row: row["schedule"]),
@@ -132,3 +156,8 @@ MERGED: Final[dict[str, Merge]] = {
     "broker.stats": _figures,
     "broker.update": _figures,
 }
+
+
+def merge_of(verb: str, arguments: Mapping[str, Any]) -> Merge | None:
+    """Return the function that merges the answers of all brokers; None if not all are asked."""
+    return None if arguments.get("topic") is not None else MERGED.get(verb)

@@ -41,7 +41,8 @@ FLOORS: list[set[str]] = [
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
     {"sync", "sql", "check", "gateway", "push"},
-    {"testing"},
+    {"mcp"},
+    {"console", "testing"},
     {"bench"},
     {"cli"},
 ]

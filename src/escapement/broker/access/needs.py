@@ -137,6 +137,8 @@ _DEAD_LETTERS: Final = in_policy("produce", "dead_letter_topic")
 VERB_NEEDS: Final[dict[str, Row]] = {
     # Everyone may ask for a look at the outboxes: it only ends a wait of less than a second.
     "outboxes.poll": (),
+    # Everyone may know what they may do.
+    "access.own": (),
     "namespaces.list": (part_of(everything("peek")),),
     "namespaces.get": (namespace("peek"),),
     "namespaces.update": (namespace("admin"),),
@@ -159,6 +161,10 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "subscriptions.list": (topic("peek"),),
     "subscriptions.overview": (part_of(namespace("peek", optional=True)),),
     "subscriptions.get": (topic("peek"),),
+    "subscriptions.lateness": (
+        topic("peek", optional=True),
+        part_of(namespace("peek", optional=True)),
+    ),
     "subscriptions.create": (topic("consume"), _DEAD_LETTERS),
     "subscriptions.update": (topic("admin"), _DEAD_LETTERS),
     "subscriptions.seek": (topic("admin"),),

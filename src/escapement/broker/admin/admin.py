@@ -14,6 +14,7 @@ from escapement.broker.access.audited import READS, recorded_verb
 from escapement.broker.access.caller import Caller
 from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin import (
+    access,
     audit,
     bulk,
     cluster,
@@ -23,6 +24,7 @@ from escapement.broker.admin import (
     groups,
     inbox,
     jobs,
+    lateness,
     messages,
     namespaces,
     overview,
@@ -92,6 +94,8 @@ class Admin:
 
 async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
+    if broker.bundle_id == 0:  # the log tables of all bundles are read once
+        await broker.services.log_size.freshen()
     return broker.stats()
 
 
@@ -111,6 +115,7 @@ VERBS: Final[dict[str, Verb]] = {
     **forecasts.VERBS,
     **subscriptions.VERBS,
     **overview.VERBS,
+    **lateness.VERBS,
     **dlq.VERBS,
     **bulk.VERBS,
     **pauses.VERBS,
@@ -122,6 +127,7 @@ VERBS: Final[dict[str, Verb]] = {
     **tables.VERBS,
     **tokens.VERBS,
     **grants.VERBS,
+    **access.VERBS,
     **cluster.VERBS,
     **audit.VERBS,
     "broker.stats": _stats,

@@ -15,8 +15,7 @@ import trio
 from escapement.access.coverage import Coverage
 from escapement.broker.admin.arguments import Arguments
 from escapement.broker.admin.figures import SubscriptionRow, row
-from escapement.broker.admin.topics import beginning_of_names
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import Verb, beginning_of
 from escapement.broker.broker import Broker
 from escapement.broker.registry.registry import Registry
 from escapement.errors import InvalidRequest
@@ -80,7 +79,7 @@ async def _overview(broker: Broker, given: Arguments) -> SubscriptionPage:
             f"subscriptions.overview answers at most {_MOST_ROWS} subscriptions: lower 'count'."
         )
     seen = given.caller.coverage("peek")
-    prefix = beginning_of_names(broker, within, seen)
+    prefix = beginning_of(broker, within, seen)
     wanted = _Wanted(prefix, seen, search, (after[0], after[1]))
     places = await _next_places(broker.registry, wanted, count + 1)
     page = places[:count]

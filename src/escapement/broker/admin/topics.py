@@ -5,16 +5,15 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated, Final, TypedDict
 
-from escapement.access.coverage import Coverage
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.figures import SubscriptionFigures, figures
 from escapement.broker.admin.result import Deleted, Fields
-from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
+from escapement.broker.admin.verb import MAX_ROWS, Verb, beginning_of, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict
-from escapement.names import NamespaceName, TopicName, is_anonymous
+from escapement.names import TopicName, is_anonymous
 from escapement.storage.catalog.catalog import TopicRecord
 from escapement.storage.catalog.policy import TopicPolicy
 
@@ -76,28 +75,10 @@ async def _list_topics(broker: Broker, given: Arguments) -> Topics:
     within = given.optional_text("namespace")
     given.end()
     seen = given.caller.coverage("peek")
-    prefix = beginning_of_names(broker, within, seen)
+    prefix = beginning_of(broker, within, seen)
     async with broker.answering:
         names = sorted(seen.among(n for n in broker.registry.topics if n.startswith(prefix)))
         return {"topics": names[:MAX_ROWS], "total": len(names)}
-
-
-def beginning_of_names(broker: Broker, namespace: str | None, seen: Coverage) -> str:
-    """Return the beginning of the full names of topics in a namespace; "" for all topics.
-
-    Args:
-      seen: what the caller may see.
-
-    Raises:
-      NotFound: if the namespace does not exist, and the caller may see all of it.
-    """
-    if namespace is None:
-        return ""
-    name = NamespaceName.parse(namespace)
-    # A role that sees only some topics is not told whether the namespace exists.
-    if f"{name.full}/*" in seen:
-        broker.registry.namespaces.find(name)
-    return f"{name.full}/"
 
 
 async def _get_topic(broker: Broker, given: Arguments) -> TopicSettings:

@@ -37,7 +37,7 @@ from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound, W
 from escapement.http import json_values
 from escapement.http.body import read_body
 from escapement.names import NamespaceName
-from escapement.protocol.bundle_verbs import MERGED, SOUGHT
+from escapement.protocol.bundle_verbs import SOUGHT, merge_of
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
 MOST_REQUESTS: Final = 16
@@ -126,10 +126,10 @@ class SidePortApp:
                 "Send the arguments with the header Content-Type: application/json."
             )
         arguments = json_values.decode(await read_body(request, MOST_BODY_BYTES))
-        if verb in MERGED:
+        merge = merge_of(verb, arguments)
+        if merge is not None:
             brokers = self._shown.brokers_of_all()
-            answers = await self._answers(brokers, verb, arguments, request)
-            return _result(MERGED[verb](answers))
+            return _result(merge(await self._answers(brokers, verb, arguments, request)))
         if verb in SOUGHT:
             return _result(await self._sought(verb, arguments, request))
         try:
