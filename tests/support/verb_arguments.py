@@ -141,6 +141,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "grants.remove": {
         "role": ("r", TEXT), "pattern": ("public/default/*", TEXT), "actions": (["peek"], LIST),
     },
+    "access.own": {},
     "broker.stats": {},
     "broker.update": {"table_parallelism": (2, NUMBER)},
     "cluster.status": {},

@@ -54,6 +54,10 @@ class Broker:
         """Whether the client is connected at the moment."""
         return self._broker.connected
 
+    def because(self, reason: str) -> Broker:
+        """Return this client with a reason for its requests; see ``escapement.Broker.because``."""
+        return Broker(self._loop, self._broker.because(reason))
+
     def producer(self, topic: str, **options: Any) -> Producer:
         """Open a producer for a topic; ``options`` are those of ``escapement.Broker.producer``."""
         made = self._loop.call(self._broker.producer, topic, **options)

@@ -162,7 +162,7 @@ async def test_role_sees_the_lateness_of_its_topics(mock_clock: trio.testing.Moc
 async def test_thousands_of_subscriptions_are_summed_up_in_steps(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q10: the steps together have the worst of all, whether their topics are active or not."""
+    """V3: the steps together have the worst of all, whether their topics are active or not."""
     count = 2_500
     async with testing.start() as world, world.connect() as broker:
         names = [f"a/b/{number:05}" for number in range(count)]

@@ -124,6 +124,7 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("grants.add", {"role": "r", "pattern": "a/*", "actions": ["peek", "produce"]}),
         ("grants.list", {}),
         ("grants.remove", {"role": "r", "pattern": "a/*"}),
+        ("access.own", {}),
         ("broker.update", {"table_parallelism": 2}),
         ("broker.stats", {}),
         ("cluster.drain", {"node": "other"}),

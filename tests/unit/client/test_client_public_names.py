@@ -36,6 +36,7 @@ PRODUCER |= {"send_many", "submit", "topic", "waits_for"}
 BROKER = {
     "ack_rows",
     "admin",
+    "because",
     "bulk",
     "cancel",
     "connected",

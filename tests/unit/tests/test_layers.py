@@ -41,7 +41,7 @@ FLOORS: list[set[str]] = [
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
     {"sync", "sql", "check", "gateway", "push"},
-    {"testing"},
+    {"console", "testing"},
     {"bench"},
     {"cli"},
 ]

@@ -137,6 +137,8 @@ _DEAD_LETTERS: Final = in_policy("produce", "dead_letter_topic")
 VERB_NEEDS: Final[dict[str, Row]] = {
     # Everyone may ask for a look at the outboxes: it only ends a wait of less than a second.
     "outboxes.poll": (),
+    # Everyone may know what they may do.
+    "access.own": (),
     "namespaces.list": (part_of(everything("peek")),),
     "namespaces.get": (namespace("peek"),),
     "namespaces.update": (namespace("admin"),),

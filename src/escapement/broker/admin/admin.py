@@ -14,6 +14,7 @@ from escapement.broker.access.audited import READS, recorded_verb
 from escapement.broker.access.caller import Caller
 from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin import (
+    access,
     audit,
     bulk,
     cluster,
@@ -120,6 +121,7 @@ VERBS: Final[dict[str, Verb]] = {
     **tables.VERBS,
     **tokens.VERBS,
     **grants.VERBS,
+    **access.VERBS,
     **cluster.VERBS,
     **audit.VERBS,
     "broker.stats": _stats,

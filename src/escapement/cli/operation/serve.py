@@ -7,7 +7,7 @@ can wait for. The log of the process goes to stderr.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -237,6 +237,13 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     envvar="ESCAPEMENT_HTTP_INSECURE",
     help="Allow --http on an address that other machines reach.",
 )
+@_option(
+    "--console/--no-console",
+    "with_console",
+    default=False,
+    envvar="ESCAPEMENT_CONSOLE",
+    help="Serve the console on 127.0.0.1:7653, in this process: for development.",
+)
 @log_options(Setting)
 @click.pass_context
 def serve(
@@ -265,6 +272,7 @@ def serve(
     http: tuple[str, int] | None,
     http_admin: bool,
     http_insecure: bool,
+    with_console: bool,
     log_level: str,
     log_format: LogFormat,
 ) -> None:
@@ -312,6 +320,7 @@ def serve(
         side_port,
         bundles,
     )
+    beside = _console(tls) if with_console else None
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()
@@ -320,7 +329,26 @@ def serve(
     gc.collect()
     gc.freeze()
     with _failure_logged(ctx, log_format):
-        trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
+        trio.run(partial(serve_until_stopped, config, _Announcement(_where(config)), beside))
+
+
+def _console(tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:
+    """Return a function that serves the console for the broker at an address.
+
+    Raises:
+      InvalidRequest: if a package is missing, or the broker needs TLS.
+    """
+    from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
+
+    ConsoleConfig(DEFAULT_HOST, DEFAULT_CONSOLE_PORT).check(insecure=False)
+    if tls is not None:
+        raise InvalidRequest(
+            "--console connects without TLS. Start `escapement console --broker "
+            "escapements://HOST:PORT` as another process."
+        )
+    from escapement.console.beside import run_beside
+
+    return run_beside
 
 
 def _tls_files(

@@ -96,7 +96,7 @@ def test_figures_are_of_the_given_minutes_and_subscriptions() -> None:
 
 
 def test_history_gets_shorter_at_its_bound() -> None:
-    """Q10: the oldest minutes are forgotten, those of all subscriptions."""
+    """V3: the oldest minutes are forgotten, those of all subscriptions."""
     history = LatenessHistory(most_cells=1_000)
     for minute in range(1_000, 1_020):
         for id in range(100):
@@ -109,7 +109,7 @@ def test_history_gets_shorter_at_its_bound() -> None:
 
 
 def test_minute_that_has_all_cells_counts_no_more() -> None:
-    """Q10: its other figures stay right, and the next minute counts again."""
+    """V3: its other figures stay right, and the next minute counts again."""
     history = LatenessHistory(most_cells=1_000)
     for id in range(2_000):
         add(history, 7, id, [1])
@@ -121,7 +121,7 @@ def test_minute_that_has_all_cells_counts_no_more() -> None:
 
 
 def test_noted_batches_are_bounded() -> None:
-    """Q10: a history that nobody reads notes few batches."""
+    """V3: a history that nobody reads notes few batches."""
     history = LatenessHistory()
     for _ in range(10_000):
         add(history, 1, 1, [3, 3, 3])
