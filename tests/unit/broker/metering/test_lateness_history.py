@@ -49,7 +49,7 @@ def check(found: tuple[int, int, int, int], late_ms: list[int]) -> None:
 
 @given(BATCHES)
 def test_history_equals_a_naive_list(batches: list[tuple[int, int, list[int], bool]]) -> None:
-    """O4: by minute and over all minutes, also if it is read in between.
+    """B14: by minute and over all minutes, also if it is read in between.
 
     The clock may be set back. A minute is forgotten when a batch comes from a minute that is far
     from it.
@@ -67,6 +67,7 @@ def test_history_equals_a_naive_list(batches: list[tuple[int, int, list[int], bo
             history.subscriptions(0)
     together = history.over(np.array(IDS), 0, 1 << 40)
     for at, id in enumerate(IDS):
+        assert row(history.over(np.array([id]), 0, 1 << 40), 0) == row(together, at)
         numbers, figures = history.minutes(id, 0, 1 << 40)
         right = {number: kept[number][id] for number in sorted(kept) if id in kept[number]}
         assert numbers.tolist() == list(right)
@@ -80,7 +81,7 @@ def test_history_equals_a_naive_list(batches: list[tuple[int, int, list[int], bo
 
 
 def test_figures_are_of_the_given_minutes_and_subscriptions() -> None:
-    """O4: neighbours in time and by id are left out."""
+    """B14: neighbours in time and by id are left out."""
     history = LatenessHistory()
     for minute in range(100, 110):
         for id in range(1, 6):
