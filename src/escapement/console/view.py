@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_origin
 from zoneinfo import ZoneInfo
 
 import msgspec
-from starlette.datastructures import MultiDict
+from starlette.datastructures import ImmutableMultiDict, MultiDict
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -18,7 +18,8 @@ from escapement.console.rendering import render
 from escapement.console.sessions import Session
 from escapement.console.text.times import zone_of
 from escapement.console.user import User
-from escapement.errors import InvalidRequest
+from escapement.errors import EscapementError, InvalidRequest, Unauthenticated
+from escapement.http.statuses import status_of
 
 Query = TypeVar("Query", bound=msgspec.Struct)
 
@@ -75,13 +76,15 @@ class View:
     def query(self, kind: type[Query]) -> Query:
         """Return the query of the URL. Fields that are empty count as missing.
 
+        A field that is a list has each value that the URL gives; other fields have the last one.
+
         Raises:
           InvalidRequest: if a field cannot be read; the error names it.
         """
         return _read(self.request.query_params, kind)
 
     def sent(self, kind: type[Query]) -> Query:
-        """Return the form. Fields that are empty count as missing.
+        """Return the form, as ``query`` returns the query of the URL.
 
         Raises:
           InvalidRequest: if a field cannot be read; the error names it.
@@ -117,6 +120,19 @@ class View:
         notices, self.session.notices = self.session.notices, []
         return HTMLResponse(self.part(template, notices=notices, **values), status)
 
+    def show_form(self, template: str, error: EscapementError | None, **values: Any) -> Response:
+        """Answer with a page that has a form, and with the error of a form that was refused.
+
+        Raises:
+          Unauthenticated: if this is the error. The user must sign in again.
+        """
+        if isinstance(error, Unauthenticated):
+            raise error
+        status = HTTPStatus.OK if error is None else status_of(error)
+        return self.show(
+            template, status=status, trouble="" if error is None else str(error), **values
+        )
+
     def go(self, path: str, notice: str = "") -> Response:
         """Send the browser to another page, which shows a notice first."""
         if notice:
@@ -126,8 +142,13 @@ class View:
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)
 
 
-def _read(given: Mapping[str, str] | MultiDict, kind: type[Query]) -> Query:
-    fields = {name: value.strip() for name, value in given.items() if value.strip()}
+def _read(given: ImmutableMultiDict[Any, str], kind: type[Query]) -> Query:
+    fields: dict[str, str | list[str]] = {}
+    for one in msgspec.structs.fields(kind):
+        values = [value.strip() for value in given.getlist(one.encode_name) if value.strip()]
+        if values:
+            is_list = get_origin(one.type) is list
+            fields[one.encode_name] = values if is_list else values[-1]
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -19,6 +19,13 @@ SOUGHT: Final = {
     "schedules.pause", "schedules.resume", "schedules.delete",
 }  # fmt: skip
 
+# Figures of brokers of which the highest counts. With the latest start, a client sees that the
+# counters of one of the brokers began again.
+_HIGHEST: Final = frozenset({
+    "started_at_ms", "commit_p50_us", "commit_p99_us", "log_rows", "log_disk_bytes",
+    "log_generation", "table_parallelism",
+})  # fmt: skip
+
 Merge = Callable[[list[Any]], Any]
 
 
@@ -52,6 +59,33 @@ def _inbox(answers: list[Any]) -> Any:
     return list(rows.values())
 
 
+def _forecasts(answers: list[Any]) -> Any:
+    """Add the forecasts of brokers, whose counts may begin some spans apart.
+
+    The counts have the same lengths of spans and the same origin.
+    """
+    by_ms, first_ms = answers[0]["by_ms"], min(answer["first_ms"] for answer in answers)
+    until_ms = min(answer["until_ms"] for answer in answers)
+    counts = [0] * max((until_ms - first_ms) // by_ms, 0)
+    for answer in answers:
+        skipped = (answer["first_ms"] - first_ms) // by_ms
+        for at, count in enumerate(answer["counts"][: max(len(counts) - skipped, 0)], skipped):
+            counts[at] += count
+    sums = ("scheduled", "overdue", "due", "retrying", "in_flight")
+    oldest_ms = [one for answer in answers if (one := answer["oldest_due_ms"]) is not None]
+    return {
+        **answers[0],
+        "at_ms": min(answer["at_ms"] for answer in answers),
+        "exact": all(answer["exact"] for answer in answers),
+        "until_ms": until_ms,
+        "first_ms": first_ms,
+        "total": sum(counts),
+        "counts": counts,
+        **{name: sum(answer[name] for answer in answers) for name in sums},
+        "oldest_due_ms": min(oldest_ms, default=None),
+    }
+
+
 def contents(answers: list[Any]) -> Any:
     """Merge what a namespace has in each bundle."""
     return {
@@ -61,14 +95,23 @@ def contents(answers: list[Any]) -> Any:
 
 
 def _figures(answers: list[Any]) -> Any:
-    """Merge the figures of brokers: sums, and the different texts one after the other."""
-    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
+    """Merge the figures of brokers: sums, and the different texts one after the other.
+
+    Brokers of an earlier version lack some figures.
+    """
+    names = dict.fromkeys(name for answer in answers for name in answer)
+    return {
+        name: _figure(name, [answer[name] for answer in answers if answer.get(name) is not None])
+        for name in names
+    }
 
 
 def _figure(name: str, values: list[Any]) -> Any:
+    if not values:
+        return None
     if isinstance(values[0], bool):
         return all(values)
-    if name in ("log_generation", "table_parallelism"):
+    if name in _HIGHEST:
         return max(values)
     if isinstance(values[0], int):
         return sum(values)
@@ -86,6 +129,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
     "subscriptions.lateness": _worst,
+    "namespaces.forecast": _forecasts,
     "schedules.list": _by(lambda row: row["schedule"]),
     "push.list": _by(lambda row: (row["topic"], row["subscription"])),
     "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),

@@ -61,6 +61,8 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("topics.peek", {"topic": "x"}),
         ("topics.peek", {"topic": "x", "count": 1}),
         ("topics.forecast", {"topic": "x"}),
+        ("namespaces.forecast", {}),
+        ("namespaces.forecast", {"namespace": "public/default", "by_ms": 60_000}),
         ("messages.select", {"topic": "x"}),
         *(("messages.show", {"topic": "x", "offset": offset}) for offset in range(3)),
         ("subscriptions.list", {"topic": "x"}),

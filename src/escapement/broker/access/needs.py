@@ -146,6 +146,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "namespaces.delete": (namespace("admin"),),
     "namespaces.enable_delayed_message": (namespace("admin"),),
     "namespaces.disable_delayed_message": (namespace("admin"),),
+    "namespaces.forecast": (namespace("peek", optional=True),),
     "topics.list": (part_of(namespace("peek", optional=True)),),
     "topics.get": (topic("peek"),),
     "topics.update": (topic("admin"),),

@@ -19,6 +19,7 @@ from escapement.broker.admin import (
     bulk,
     cluster,
     dlq,
+    forecasts,
     grants,
     groups,
     inbox,
@@ -92,6 +93,8 @@ class Admin:
 
 async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
+    if broker.bundle_id == 0:  # the log tables of all bundles are read once
+        await broker.services.log_size.freshen()
     return broker.stats()
 
 
@@ -108,6 +111,7 @@ VERBS: Final[dict[str, Verb]] = {
     **namespaces.VERBS,
     **topics.VERBS,
     **messages.VERBS,
+    **forecasts.VERBS,
     **subscriptions.VERBS,
     **lateness.VERBS,
     **dlq.VERBS,

@@ -54,13 +54,11 @@ class SidePortApp:
 
     Args:
       shown: the brokers to show.
-      nursery: runs the census, which outlives the request that asks for it.
       admin: whether to serve /admin/v1.
     """
 
-    def __init__(self, shown: Shown, nursery: trio.Nursery, *, admin: bool) -> None:
+    def __init__(self, shown: Shown, *, admin: bool) -> None:
         self._shown = shown
-        self._nursery = nursery
         self._requests = 0
         routes = [
             Route("/livez", self._live),
@@ -97,7 +95,7 @@ class SidePortApp:
     # -- metrics ---------------------------------------------------------------
 
     async def _metrics(self, request: Request) -> Response:
-        await self._shown.freshen_census(self._nursery, CENSUS_WAIT_S)
+        await self._shown.freshen_census(CENSUS_WAIT_S)
         families = families_of(take_readings(self._shown))
         return _rendered(*render(families, request.headers.get("accept", ""), process=True))
 

@@ -26,7 +26,7 @@ from escapement.protocol.bundle_verbs import SOUGHT, Merge, contents, merge_of
 
 # The bundle whose broker carries out the verbs about what all bundles share.
 _SHARED: Final = 0
-# The first words of these verbs.
+# The first words of these verbs, except those in ``MERGED``.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
 # The first words of the verbs that any broker carries out for the whole database.
 ANYWHERE: Final = ("access", "cluster", "audit")

@@ -7,7 +7,29 @@ from __future__ import annotations
 
 from typing import Final
 
-from escapement.console.pages import audit, brokers, timeline
+from escapement.console.pages import (
+    audit,
+    brokers,
+    find,
+    lateness,
+    schedule_form,
+    schedules,
+    subscription,
+    subscriptions,
+    timeline,
+)
 from escapement.console.view import Page
 
-PAGES: Final[list[Page]] = [*timeline.PAGES, *brokers.PAGES, *audit.PAGES]
+_FILES: Final = (
+    timeline,
+    find,
+    subscriptions,
+    subscription,
+    lateness,
+    schedule_form,
+    schedules,
+    brokers,
+    audit,
+)
+
+PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]

@@ -25,8 +25,8 @@ READING = {
     "cluster.status",
     "dlq.count", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list", "inbox.list",
     "jobs.list", "push.list", "push.show", "push.secrets",
-    "messages.select", "messages.show", "namespaces.get", "namespaces.list",
-    "schedules.get", "schedules.list", "schedules.next", "subscriptions.get",
+    "messages.select", "messages.show", "namespaces.forecast", "namespaces.get",
+    "namespaces.list", "schedules.get", "schedules.list", "schedules.next", "subscriptions.get",
     "subscriptions.lateness", "subscriptions.list", "tables.list", "tokens.list",
     "topics.forecast", "topics.get", "topics.list", "topics.peek", "topics.stats",
 }  # fmt: skip
