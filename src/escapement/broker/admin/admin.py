@@ -19,6 +19,7 @@ from escapement.broker.admin import (
     bulk,
     cluster,
     dlq,
+    findings,
     grants,
     groups,
     inbox,
@@ -126,4 +127,5 @@ VERBS: Final[dict[str, Verb]] = {
     **audit.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
+    **findings.VERBS,
 }
