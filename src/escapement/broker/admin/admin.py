@@ -19,6 +19,7 @@ from escapement.broker.admin import (
     bulk,
     cluster,
     dlq,
+    findings,
     forecasts,
     grants,
     groups,
@@ -132,4 +133,5 @@ VERBS: Final[dict[str, Verb]] = {
     **audit.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
+    **findings.VERBS,
 }

@@ -38,7 +38,7 @@ _TWICE: Final = {
     "list", "get", "stats", "show", "next", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
     "own", "preview", "overview", "stop", "status", "drain", "undrain", "move", "bundles",
-    "secrets", "lateness",
+    "secrets", "lateness", "findings",
 }  # fmt: skip
 
 
