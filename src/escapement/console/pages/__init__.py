@@ -8,16 +8,30 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.console.pages import (
+    act,
     audit,
     brokers,
     find,
+    jobs,
     lateness,
+    message,
     subscription,
     subscriptions,
     timeline,
 )
 from escapement.console.view import Page
 
-_FILES: Final = (timeline, find, subscriptions, subscription, lateness, brokers, audit)
+_FILES: Final = (
+    timeline,
+    find,
+    message,
+    act,
+    jobs,
+    subscriptions,
+    subscription,
+    lateness,
+    brokers,
+    audit,
+)
 
 PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]
