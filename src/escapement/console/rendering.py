@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jinja2
 
-from escapement.console.text import amounts, payloads, times
+from escapement.console.text import amounts, clock_changes, payloads, times
 
 FILTERS: Final = {
     "amount": amounts.amount,
@@ -18,6 +18,7 @@ FILTERS: Final = {
     "day": times.day,
     "field": times.field,
     "relative": times.relative,
+    "zone_name": clock_changes.zone_name,
     "payload": payloads.shown,
 }
 

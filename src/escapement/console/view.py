@@ -18,7 +18,8 @@ from escapement.console.rendering import render
 from escapement.console.sessions import Session
 from escapement.console.text.times import zone_of
 from escapement.console.user import User
-from escapement.errors import InvalidRequest
+from escapement.errors import EscapementError, InvalidRequest, Unauthenticated
+from escapement.http.statuses import status_of
 
 Query = TypeVar("Query", bound=msgspec.Struct)
 
@@ -118,6 +119,19 @@ class View:
             return HTMLResponse(self.part(template, **values), status)
         notices, self.session.notices = self.session.notices, []
         return HTMLResponse(self.part(template, notices=notices, **values), status)
+
+    def show_form(self, template: str, error: EscapementError | None, **values: Any) -> Response:
+        """Answer with a page that has a form, and with the error of a form that was refused.
+
+        Raises:
+          Unauthenticated: if this is the error. The user must sign in again.
+        """
+        if isinstance(error, Unauthenticated):
+            raise error
+        status = HTTPStatus.OK if error is None else status_of(error)
+        return self.show(
+            template, status=status, trouble="" if error is None else str(error), **values
+        )
 
     def go(self, path: str, notice: str = "") -> Response:
         """Send the browser to another page, which shows a notice first."""

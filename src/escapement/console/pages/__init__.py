@@ -15,6 +15,8 @@ from escapement.console.pages import (
     jobs,
     lateness,
     message,
+    schedule_form,
+    schedules,
     subscription,
     subscriptions,
     timeline,
@@ -30,6 +32,8 @@ _FILES: Final = (
     subscriptions,
     subscription,
     lateness,
+    schedule_form,
+    schedules,
     brokers,
     audit,
 )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 from starlette.responses import Response
 
 from escapement.client.administration.bulk import BulkChange
@@ -82,7 +83,7 @@ class Asked(Filter):
     """
 
     action: Action = "cancel"
-    id: list[str] = []
+    id: list[str] = msgspec.field(default_factory=list)
     subscription: str = ""
     dead_letter_topic: str = ""
 

@@ -13,7 +13,7 @@ function setCookie(name, value) {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (!zone || document.cookie.includes(`escapement_zone=${zone}`)) return;
   setCookie("escapement_zone", zone);
-  if (document.cookie.includes(`escapement_zone=${zone}`) && document.querySelector("main time, .chart")) {
+  if (document.cookie.includes(`escapement_zone=${zone}`) && document.querySelector("main time, .chart, [type=datetime-local]")) {
     location.reload();
   }
 })();
