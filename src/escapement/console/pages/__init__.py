@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.console.pages import (
+    act,
     audit,
     brokers,
     find,
+    jobs,
     lateness,
+    message,
     schedule_form,
     schedules,
     subscription,
@@ -23,6 +26,9 @@ from escapement.console.view import Page
 _FILES: Final = (
     timeline,
     find,
+    message,
+    act,
+    jobs,
     subscriptions,
     subscription,
     lateness,
