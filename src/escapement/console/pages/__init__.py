@@ -10,6 +10,8 @@ from typing import Final
 from escapement.console.pages import (
     audit,
     brokers,
+    dead_letter,
+    dead_letters,
     lateness,
     schedule_form,
     schedules,
@@ -26,6 +28,8 @@ _FILES: Final = (
     lateness,
     schedule_form,
     schedules,
+    dead_letters,
+    dead_letter,
     brokers,
     audit,
 )

@@ -1,0 +1,235 @@
+"""The dead letters of one subscription, by reason, and what can be done with them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from escapement import durations
+from escapement.console.view import Page, View
+from escapement.errors import InvalidRequest
+
+# The dead letters that a page looks at, and those of one reason that it shows if there are several.
+_LOOKED: Final = 500
+_SHOWN: Final = 50
+# The most dead letters that the broker deletes with one request.
+_MOST_PURGED: Final = 10_000
+# Why a message becomes a dead letter.
+REASONS: Final = {
+    "nack": "the consumer returned the message as failed in the last attempt",
+    "timeout": "the last attempt was not acknowledged in time",
+    "disconnect": "the consumer disconnected in the last attempt",
+    "expired": "the message was too old",
+    "dropped": "a quota was exceeded",
+    "rejected": "the consumer rejected the message",
+}
+ALL: Final = "/dead-letters/{tenant}/{namespace}/{name}/{subscription}"
+
+
+class Query(msgspec.Struct, rename={"in_": "in"}):
+    """Which dead letters.
+
+    Attributes:
+      in_: the dead-letter topic, if it is not the one that the subscription has now.
+      cause: the reason of the dead letters; "" for all.
+      spread: the time over which dead letters that are sent back are due.
+    """
+
+    in_: str = ""
+    cause: str = ""
+    spread: str = ""
+
+    @property
+    def spread_ms(self) -> int | None:
+        return durations.parse(self.spread) if self.spread else None
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The conditions of a bulk change."""
+        if not self.cause:
+            return {"everything": True}
+        return {"properties": {"dead_letter_reason": self.cause}}
+
+
+class Chosen(Query):
+    """The form with selected dead letters. ``typed`` confirms what cannot be undone."""
+
+    typed: str = ""
+
+
+class Whose:
+    """A subscription and its dead-letter topic."""
+
+    def __init__(self, view: View, asked: Query) -> None:
+        self.topic: Final = "/".join(view.path(one) for one in ("tenant", "namespace", "name"))
+        self.subscription: Final = view.path("subscription")
+        self.lie_in: Final = asked.in_ or None
+        # What a redrive and a purge need.
+        may_end = self.lie_in is None or view.user.may("cancel", self.lie_in)
+        self.may_redrive: Final = may_end and view.user.may("produce", self.topic)
+        self.may_purge: Final = may_end and view.user.may("cancel", self.topic)
+
+    @property
+    def path(self) -> str:
+        return f"/dead-letters/{self.topic}/{self.subscription}"
+
+    @property
+    def arguments(self) -> dict[str, str | None]:
+        """The arguments of the verbs."""
+        return {
+            "topic": self.topic,
+            "subscription": self.subscription,
+            "dead_letter_topic": self.lie_in,
+        }
+
+    def link(self, **query: str) -> str:
+        """Return the address of the page."""
+        given = {"in": self.lie_in or "", **query}
+        text = urlencode({name: value for name, value in given.items() if value})
+        return f"{self.path}?{text}" if text else self.path
+
+
+async def _list(view: View) -> Response:
+    asked = view.query(Query)
+    whose = Whose(view, asked)
+    found = await view.broker.admin("dlq.list", **whose.arguments, count=_LOOKED)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in found:
+        groups.setdefault(row.get("reason", "unknown"), []).append(row)
+    shown = {
+        reason: rows if reason == asked.cause else rows[:_SHOWN]
+        for reason, rows in groups.items()
+        if asked.cause in ("", reason)
+    }
+    return view.show(
+        "dead_letter_list.html",
+        asked=asked,
+        whose=whose,
+        groups=groups,
+        shown=shown,
+        total=len(found),
+        is_all=len(found) < _LOOKED,
+        reasons=REASONS,
+    )
+
+
+async def _show(view: View) -> Response:
+    asked = view.query(Query)
+    whose, offset = Whose(view, asked), int(view.path("offset"))
+    found = await view.broker.admin("dlq.show", **whose.arguments, offset=offset)
+    return view.show(
+        "dead_letter.html",
+        asked=asked,
+        whose=whose,
+        offset=offset,
+        letter={"reason": "unknown", **found},
+        lie_in=whose.lie_in or await _dead_letter_topic(view, whose),
+        reasons=REASONS,
+    )
+
+
+async def _dead_letter_topic(view: View, whose: Whose) -> str:
+    """Return the topic that has the dead letters of a subscription now."""
+    policy = await view.broker.admin(
+        "subscriptions.get", topic=whose.topic, subscription=whose.subscription
+    )
+    return str(policy["dead_letter_topic"] or f"{whose.topic}-{whose.subscription}-DLQ")
+
+
+async def _redrive(view: View) -> Response:
+    chosen, offsets = view.sent(Chosen), _offsets(view)
+    whose = Whose(view, chosen)
+    answer = await view.acting().admin(
+        "dlq.redrive",
+        **whose.arguments,
+        offsets=offsets,
+        count=len(offsets),
+        spread_ms=chosen.spread_ms,
+    )
+    return view.go(whose.link(), _told(answer["redriven"], len(offsets), "sent back"))
+
+
+async def _purge(view: View) -> Response:
+    chosen, offsets = view.sent(Chosen), _offsets(view)
+    whose = Whose(view, chosen)
+    if chosen.typed != str(len(offsets)):
+        raise InvalidRequest(
+            f"Nothing was deleted. Type {len(offsets)} to delete the selected dead letters."
+        )
+    answer = await view.acting().admin(
+        "dlq.purge", **whose.arguments, offsets=offsets, count=len(offsets)
+    )
+    return view.go(whose.link(), _told(answer["purged"], len(offsets), "deleted"))
+
+
+async def _preview_all(view: View) -> Response:
+    asked = view.query(Query)
+    whose = Whose(view, asked)
+    preview = await view.broker.bulk.preview(
+        whose.topic, whose.subscription, dead_letter_topic=whose.lie_in, **asked.conditions
+    )
+    return view.show(
+        "dead_letter_all.html", asked=asked, whose=whose, preview=preview, reasons=REASONS
+    )
+
+
+async def _redrive_all(view: View) -> Response:
+    chosen = view.sent(Chosen)
+    whose = Whose(view, chosen)
+    spread_ms = chosen.spread_ms
+    change = await view.acting().bulk.redrive(
+        whose.topic,
+        whose.subscription,
+        dead_letter_topic=whose.lie_in,
+        spread=None if spread_ms is None else (spread_ms, "ms"),
+        reason=view.form.get("reason", "").strip() or None,
+        **chosen.conditions,
+    )
+    return view.go("/jobs", f"Job {change.id} sends the dead letters back.")
+
+
+async def _purge_all(view: View) -> Response:
+    chosen = view.sent(Chosen)
+    whose = Whose(view, chosen)
+    if chosen.typed != whose.subscription:
+        raise InvalidRequest(
+            f"Nothing was deleted. Type {whose.subscription} to delete its dead letters."
+        )
+    answer = await view.acting().admin("dlq.purge", **whose.arguments, count=_MOST_PURGED)
+    purged = answer["purged"]
+    more = " There may be more: repeat it to delete them." if purged >= _MOST_PURGED else ""
+    return view.go(whose.link(), f"{_counted(purged)} deleted.{more}")
+
+
+def _offsets(view: View) -> list[int]:
+    """Return the selected dead letters. Raises InvalidRequest if there are none."""
+    try:
+        found = [int(text) for text in view.form.getlist("id")]
+    except ValueError:
+        raise InvalidRequest("The selection cannot be read. Load the page again.") from None
+    if not found:
+        raise InvalidRequest("Select at least one dead letter.")
+    return found
+
+
+def _told(done: int, wanted: int, what: str) -> str:
+    rest = " The others were not there any more." if done < wanted else ""
+    return f"{_counted(done)} {what}.{rest}"
+
+
+def _counted(count: int) -> str:
+    return "1 dead letter is" if count == 1 else f"{count:,} dead letters are"
+
+
+PAGES: Final = [
+    Page(ALL, _list),
+    Page(f"{ALL}/all", _preview_all),
+    Page(f"{ALL}/all", _redrive_all, method="POST"),
+    Page(f"{ALL}/redrive", _redrive, method="POST"),
+    Page(f"{ALL}/purge", _purge, method="POST"),
+    Page(f"{ALL}/purge-all", _purge_all, method="POST"),
+    Page(f"{ALL}/{{offset:int}}", _show),
+]
