@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_origin
 from zoneinfo import ZoneInfo
 
 import msgspec
-from starlette.datastructures import MultiDict
+from starlette.datastructures import ImmutableMultiDict, MultiDict
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -76,13 +76,15 @@ class View:
     def query(self, kind: type[Query]) -> Query:
         """Return the query of the URL. Fields that are empty count as missing.
 
+        A field that is a list has each value that the URL gives; other fields have the last one.
+
         Raises:
           InvalidRequest: if a field cannot be read; the error names it.
         """
         return _read(self.request.query_params, kind)
 
     def sent(self, kind: type[Query]) -> Query:
-        """Return the form. Fields that are empty count as missing.
+        """Return the form, as ``query`` returns the query of the URL.
 
         Raises:
           InvalidRequest: if a field cannot be read; the error names it.
@@ -140,8 +142,13 @@ class View:
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)
 
 
-def _read(given: Mapping[str, str] | MultiDict, kind: type[Query]) -> Query:
-    fields = {name: value.strip() for name, value in given.items() if value.strip()}
+def _read(given: ImmutableMultiDict[Any, str], kind: type[Query]) -> Query:
+    fields: dict[str, str | list[str]] = {}
+    for one in msgspec.structs.fields(kind):
+        values = [value.strip() for value in given.getlist(one.encode_name) if value.strip()]
+        if values:
+            is_list = get_origin(one.type) is list
+            fields[one.encode_name] = values if is_list else values[-1]
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -12,6 +12,7 @@ from escapement.console.pages import (
     brokers,
     dead_letter,
     dead_letters,
+    find,
     lateness,
     schedule_form,
     schedules,
@@ -23,6 +24,7 @@ from escapement.console.view import Page
 
 _FILES: Final = (
     timeline,
+    find,
     subscriptions,
     subscription,
     lateness,

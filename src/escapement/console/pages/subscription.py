@@ -8,10 +8,10 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.console.pages.subscriptions import rates_of
 from escapement.console.text.times import time_of
 from escapement.console.view import Page, View
+from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest, NotFound
 
 PATH: Final = "/subscription"
@@ -60,7 +60,7 @@ async def _part(view: View, named: Named) -> dict[str, Any]:
 
 async def _pause(view: View) -> Response:
     asked = view.sent(Pause)
-    for_ms = durations.parse(asked.duration) if asked.duration else None
+    for_ms = parse_duration(asked.duration) if asked.duration else None
     await view.acting().admin(
         "dispatch.pause", topic=asked.topic, subscription=asked.subscription, for_ms=for_ms
     )

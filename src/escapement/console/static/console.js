@@ -145,4 +145,71 @@ function prepare(root) {
   root.querySelectorAll("[data-drag]").forEach(dragOver);
 }
 prepare(document);
+
+// ---- Selections: <form data-selection> has checkboxes named "id", and one for all of them.
+function select(form) {
+  const boxes = () => [...form.querySelectorAll("input[name=id]")];
+  const all = form.querySelector("[data-all]");
+  const sign = form.querySelector("[data-chosen]");
+  form.addEventListener("change", (event) => {
+    if (event.target === all) boxes().forEach((box) => { box.checked = all.checked; });
+    const chosen = boxes().filter((box) => box.checked).length;
+    if (all) {
+      all.checked = chosen > 0 && chosen === boxes().length;
+      all.indeterminate = chosen > 0 && !all.checked;
+    }
+    if (sign) sign.textContent = chosen ? ` (${chosen})` : "";
+  });
+}
+document.querySelectorAll("form[data-selection]").forEach(select);
+
+// ---- Saved views: filters of the page Find, which the browser keeps by name.
+const VIEWS = "escapement_views";
+const MOST_VIEWS = 50;
+
+function savedViews() {
+  try {
+    const found = JSON.parse(localStorage.getItem(VIEWS) ?? "[]");
+    return Array.isArray(found) ? found.filter((one) => typeof one?.name === "string" && typeof one?.query === "string") : [];
+  } catch {
+    return [];
+  }
+}
+
+function showViews(box) {
+  const list = box.querySelector("[data-view-list]");
+  list.replaceChildren(...savedViews().map(({ name, query }) => {
+    const item = document.createElement("li");
+    const link = document.createElement("a");
+    const remove = document.createElement("button");
+    link.href = `/find?${query}`;
+    link.textContent = name;
+    remove.type = "button";
+    remove.className = "quiet";
+    remove.textContent = "✕";
+    remove.setAttribute("aria-label", `Delete the view ${name}`);
+    remove.addEventListener("click", () => keepViews(box, savedViews().filter((one) => one.name !== name)));
+    item.append(link, " ", remove);
+    return item;
+  }));
+}
+
+function keepViews(box, views) {
+  localStorage.setItem(VIEWS, JSON.stringify(views.slice(-MOST_VIEWS)));
+  showViews(box);
+}
+
+document.querySelectorAll("[data-views]").forEach((box) => {
+  box.hidden = false;
+  box.open = savedViews().length > 0;
+  showViews(box);
+  box.querySelector("[data-view-form]").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const field = box.querySelector("#view-name");
+    const view = { name: field.value.trim(), query: location.search.slice(1) };
+    if (!view.name) return;
+    keepViews(box, [...savedViews().filter((one) => one.name !== view.name), view]);
+    field.value = "";
+  });
+});
 document.addEventListener("live", (event) => prepare(event.target));

@@ -31,8 +31,10 @@ def shown(payload: bytes, size_bytes: int | None = None) -> Shown:
             return Shown("bytes", _hex(payload))
         text = payload[: error.start].decode()
     try:
-        return Shown("JSON", json.dumps(json.loads(text), indent=2, ensure_ascii=False))
-    except ValueError:
+        indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        # JSON may escape half of a character, which has no bytes.
+        return Shown("JSON", indented.encode(errors="backslashreplace").decode())
+    except (ValueError, RecursionError):
         pass
     printable = all(one.isprintable() or one in "\n\r\t" for one in text)
     return Shown("text", text) if printable else Shown("bytes", _hex(payload))

@@ -11,6 +11,8 @@ from escapement.clock import moment
 from escapement.errors import InvalidRequest
 
 UTC_ZONE: Final = ZoneInfo("UTC")
+# The last time that a page can show: the end of the year 9998, so that it exists in all time zones.
+LAST_MS: Final = 253_370_764_799_999
 # Units of spans, the longest first, in milliseconds.
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
@@ -79,16 +81,19 @@ def time_of(text: str, zone: tzinfo) -> int:
       text: Unix milliseconds, a time with its offset from UTC, or a time in the browser's zone.
 
     Raises:
-      InvalidRequest: if it is none of these.
+      InvalidRequest: if it is none of these, or not between 1970 and the year 9998.
     """
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequest(
-            f"{text!r:.60} is not a time. Write it as in 2026-12-24 18:00."
-        ) from None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=zone)
-    return round(found.timestamp() * 1000)
+    if text.isascii() and text.isdigit() and len(text) <= len(str(LAST_MS)):
+        at_ms = int(text)
+    else:
+        try:
+            found = datetime.fromisoformat(text)
+            at = found.replace(tzinfo=zone) if found.tzinfo is None else found
+            at_ms = round(at.timestamp() * 1000)
+        except (ValueError, OverflowError):
+            raise InvalidRequest(
+                f"{text!r:.60} is not a time. Write it as in 2026-12-24 18:00."
+            ) from None
+    if not 0 <= at_ms <= LAST_MS:
+        raise InvalidRequest(f"{text!r:.60} is not between 1970 and the year 9998.")
+    return at_ms
