@@ -14,6 +14,7 @@ from escapement.console.pages import (
     dead_letters,
     find,
     lateness,
+    produce,
     schedule_form,
     schedules,
     subscription,
@@ -32,6 +33,7 @@ _FILES: Final = (
     schedules,
     dead_letters,
     dead_letter,
+    produce,
     brokers,
     audit,
 )

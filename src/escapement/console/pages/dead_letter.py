@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from escapement import durations
+from escapement.console.message_source import own_properties
 from escapement.console.view import Page, View
 from escapement.errors import InvalidRequest
 
@@ -55,9 +56,18 @@ class Query(msgspec.Struct, rename={"in_": "in"}):
 
 
 class Chosen(Query):
-    """The form with selected dead letters. ``typed`` confirms what cannot be undone."""
+    """The form with selected dead letters: their offsets.
 
+    ``typed`` confirms what cannot be undone.
+    """
+
+    id: list[int] = []
     typed: str = ""
+
+    def check(self) -> None:
+        """Raise InvalidRequest if no dead letter is selected."""
+        if not self.id:
+            raise InvalidRequest("Select at least one dead letter.")
 
 
 class Whose:
@@ -126,6 +136,7 @@ async def _show(view: View) -> Response:
         whose=whose,
         offset=offset,
         letter={"reason": "unknown", **found},
+        properties=own_properties(found["properties"]),
         lie_in=whose.lie_in or await _dead_letter_topic(view, whose),
         reasons=REASONS,
     )
@@ -140,29 +151,31 @@ async def _dead_letter_topic(view: View, whose: Whose) -> str:
 
 
 async def _redrive(view: View) -> Response:
-    chosen, offsets = view.sent(Chosen), _offsets(view)
+    chosen = view.sent(Chosen)
+    chosen.check()
     whose = Whose(view, chosen)
     answer = await view.acting().admin(
         "dlq.redrive",
         **whose.arguments,
-        offsets=offsets,
-        count=len(offsets),
+        offsets=chosen.id,
+        count=len(chosen.id),
         spread_ms=chosen.spread_ms,
     )
-    return view.go(whose.link(), _told(answer["redriven"], len(offsets), "sent back"))
+    return view.go(whose.link(), _told(answer["redriven"], len(chosen.id), "sent back"))
 
 
 async def _purge(view: View) -> Response:
-    chosen, offsets = view.sent(Chosen), _offsets(view)
+    chosen = view.sent(Chosen)
+    chosen.check()
     whose = Whose(view, chosen)
-    if chosen.typed != str(len(offsets)):
+    if chosen.typed != str(len(chosen.id)):
         raise InvalidRequest(
-            f"Nothing was deleted. Type {len(offsets)} to delete the selected dead letters."
+            f"Nothing was deleted. Type {len(chosen.id)} to delete the selected dead letters."
         )
     answer = await view.acting().admin(
-        "dlq.purge", **whose.arguments, offsets=offsets, count=len(offsets)
+        "dlq.purge", **whose.arguments, offsets=chosen.id, count=len(chosen.id)
     )
-    return view.go(whose.link(), _told(answer["purged"], len(offsets), "deleted"))
+    return view.go(whose.link(), _told(answer["purged"], len(chosen.id), "deleted"))
 
 
 async def _preview_all(view: View) -> Response:
@@ -202,17 +215,6 @@ async def _purge_all(view: View) -> Response:
     purged = answer["purged"]
     more = " There may be more: repeat it to delete them." if purged >= _MOST_PURGED else ""
     return view.go(whose.link(), f"{_counted(purged)} deleted.{more}")
-
-
-def _offsets(view: View) -> list[int]:
-    """Return the selected dead letters. Raises InvalidRequest if there are none."""
-    try:
-        found = [int(text) for text in view.form.getlist("id")]
-    except ValueError:
-        raise InvalidRequest("The selection cannot be read. Load the page again.") from None
-    if not found:
-        raise InvalidRequest("Select at least one dead letter.")
-    return found
 
 
 def _told(done: int, wanted: int, what: str) -> str:
