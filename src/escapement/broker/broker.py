@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -514,9 +515,13 @@ class Broker:
     def stats(self) -> BrokerStats:
         """Return figures about the whole broker, as plain values."""
         services = self.services
+        totals, log, size = services.totals, services.log, services.log_size.last
+        commits = totals.commit_us
         return {
             "name": self.identity.name,
             "id": self.identity.owner_id,
+            "version": version("escapement"),
+            "started_at_ms": services.started_at_ms,
             "log": self._engine.location,
             "database": services.pipeline.reported_state.name.lower(),
             "lease_held": self._keeper.held,
@@ -525,8 +530,16 @@ class Broker:
             "index_memory_bytes": services.index.memory_bytes,
             "index_disk_bytes": services.index.disk_bytes,
             "index_segments": services.index.segment_count,
-            "log_generation": services.log.current.id,
-            "table_parallelism": services.log.current.parallelism,
+            "published": totals.published,
+            "delivered": totals.delivered,
+            "commits": commits.size,
+            "commit_p50_us": commits.quantile(0.5),
+            "commit_p99_us": commits.quantile(0.99),
+            "log_bytes": sum(one.size_bytes for one in (*log.generations, *log.going)),
+            "log_rows": None if size is None else size.rows,
+            "log_disk_bytes": None if size is None else size.disk_bytes,
+            "log_generation": log.current.id,
+            "table_parallelism": log.current.parallelism,
             "waiting_bytes": services.pipeline.waiting_bytes,
             "waiting_acks": services.pipeline.waiting_acks,
             "inbox_moved": services.inbox_relay.moved,

@@ -58,6 +58,7 @@ _COMMANDS: Final = {
         "escapement.cli.operation.gateway",
         "Serve messages over HTTP, for programs in any language.",
     ),
+    "mcp": ("escapement.cli.operation.mcp", "Give an agent tools for messages, over MCP."),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "migrate": (
         "escapement.cli.operation.migrate",

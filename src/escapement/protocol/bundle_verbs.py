@@ -19,6 +19,13 @@ SOUGHT: Final = {
     "schedules.pause", "schedules.resume", "schedules.delete",
 }  # fmt: skip
 
+# Figures of brokers of which the highest counts. With the latest start, a client sees that the
+# counters of one of the brokers began again.
+_HIGHEST: Final = frozenset({
+    "started_at_ms", "commit_p50_us", "commit_p99_us", "log_rows", "log_disk_bytes",
+    "log_generation", "table_parallelism",
+})  # fmt: skip
+
 Merge = Callable[[list[Any]], Any]
 
 
@@ -88,14 +95,23 @@ def contents(answers: list[Any]) -> Any:
 
 
 def _figures(answers: list[Any]) -> Any:
-    """Merge the figures of brokers: sums, and the different texts one after the other."""
-    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
+    """Merge the figures of brokers: sums, and the different texts one after the other.
+
+    Brokers of an earlier version lack some figures.
+    """
+    names = dict.fromkeys(name for answer in answers for name in answer)
+    return {
+        name: _figure(name, [answer[name] for answer in answers if answer.get(name) is not None])
+        for name in names
+    }
 
 
 def _figure(name: str, values: list[Any]) -> Any:
+    if not values:
+        return None
     if isinstance(values[0], bool):
         return all(values)
-    if name in ("log_generation", "table_parallelism"):
+    if name in _HIGHEST:
         return max(values)
     if isinstance(values[0], int):
         return sum(values)

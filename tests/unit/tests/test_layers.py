@@ -41,6 +41,7 @@ FLOORS: list[set[str]] = [
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
     {"sync", "sql", "check", "gateway", "push"},
+    {"mcp"},
     {"console", "testing"},
     {"bench"},
     {"cli"},

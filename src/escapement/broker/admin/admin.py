@@ -93,6 +93,8 @@ class Admin:
 
 async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
+    if broker.bundle_id == 0:  # the log tables of all bundles are read once
+        await broker.services.log_size.freshen()
     return broker.stats()
 
 

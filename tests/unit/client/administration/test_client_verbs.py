@@ -70,3 +70,14 @@ def test_figures_of_brokers_are_added() -> None:
         "log_generation": 7,
         "waits": ["x", "y"],
     }
+
+
+def test_figures_that_cannot_be_added_are_the_highest() -> None:
+    """B8: also if a broker of an earlier version lacks them, or does not know them yet."""
+    one = {"topics": 1, "started_at_ms": 5, "commit_p99_us": None, "log_rows": 7}
+    two = {"topics": 1, "started_at_ms": 9, "commit_p99_us": 800, "log_rows": None}
+    old = {"topics": 1, "log_rows": None}
+    merge = MERGED["broker.stats"]
+    merged = {"topics": 3, "started_at_ms": 9, "commit_p99_us": 800, "log_rows": 7}
+    assert merge([one, two, old]) == merge([old, two, one]) == merged
+    assert merge([old, old]) == {"topics": 2, "log_rows": None}
