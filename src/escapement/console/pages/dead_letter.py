@@ -36,32 +36,23 @@ class Query(msgspec.Struct, rename={"in_": "in"}):
     Attributes:
       in_: the dead-letter topic, if it is not the one that the subscription has now.
       cause: the reason of the dead letters; "" for all.
-      spread: the time over which dead letters that are sent back are due.
     """
 
     in_: str = ""
     cause: str = ""
-    spread: str = ""
-
-    @property
-    def spread_ms(self) -> int | None:
-        return durations.parse(self.spread) if self.spread else None
-
-    @property
-    def conditions(self) -> dict[str, Any]:
-        """The conditions of a bulk change."""
-        if not self.cause:
-            return {"everything": True}
-        return {"properties": {"dead_letter_reason": self.cause}}
 
 
 class Chosen(Query):
-    """The form with selected dead letters: their offsets.
+    """The form with selected dead letters.
 
-    ``typed`` confirms what cannot be undone.
+    Attributes:
+      id: their offsets.
+      spread: the time over which they are due if they are sent back.
+      typed: confirms what cannot be undone.
     """
 
     id: list[int] = []
+    spread: str = ""
     typed: str = ""
 
     def check(self) -> None:
@@ -159,7 +150,7 @@ async def _redrive(view: View) -> Response:
         **whose.arguments,
         offsets=chosen.id,
         count=len(chosen.id),
-        spread_ms=chosen.spread_ms,
+        spread_ms=durations.parse(chosen.spread) if chosen.spread else None,
     )
     return view.go(whose.link(), _told(answer["redriven"], len(chosen.id), "sent back"))
 
@@ -176,32 +167,6 @@ async def _purge(view: View) -> Response:
         "dlq.purge", **whose.arguments, offsets=chosen.id, count=len(chosen.id)
     )
     return view.go(whose.link(), _told(answer["purged"], len(chosen.id), "deleted"))
-
-
-async def _preview_all(view: View) -> Response:
-    asked = view.query(Query)
-    whose = Whose(view, asked)
-    preview = await view.broker.bulk.preview(
-        whose.topic, whose.subscription, dead_letter_topic=whose.lie_in, **asked.conditions
-    )
-    return view.show(
-        "dead_letter_all.html", asked=asked, whose=whose, preview=preview, reasons=REASONS
-    )
-
-
-async def _redrive_all(view: View) -> Response:
-    chosen = view.sent(Chosen)
-    whose = Whose(view, chosen)
-    spread_ms = chosen.spread_ms
-    change = await view.acting().bulk.redrive(
-        whose.topic,
-        whose.subscription,
-        dead_letter_topic=whose.lie_in,
-        spread=None if spread_ms is None else (spread_ms, "ms"),
-        reason=view.form.get("reason", "").strip() or None,
-        **chosen.conditions,
-    )
-    return view.go("/jobs", f"Job {change.id} sends the dead letters back.")
 
 
 async def _purge_all(view: View) -> Response:
@@ -228,8 +193,6 @@ def _counted(count: int) -> str:
 
 PAGES: Final = [
     Page(ALL, _list),
-    Page(f"{ALL}/all", _preview_all),
-    Page(f"{ALL}/all", _redrive_all, method="POST"),
     Page(f"{ALL}/redrive", _redrive, method="POST"),
     Page(f"{ALL}/purge", _purge, method="POST"),
     Page(f"{ALL}/purge-all", _purge_all, method="POST"),
