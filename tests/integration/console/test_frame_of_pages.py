@@ -1,4 +1,4 @@
-"""What all pages have: keys and themes. In a real browser."""
+"""Keys and themes, which all pages have. In a real browser."""
 
 from __future__ import annotations
 

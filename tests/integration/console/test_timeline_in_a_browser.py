@@ -18,7 +18,9 @@ from support.console.tab import Tab, browsing, serving
 HOUR_MS: Final = 3_600_000
 # START_MS is a full hour, so the bars of hours begin with it.
 BARS: Final = """() => [...document.querySelectorAll("a[data-from]")]
-    .map((bar) => [Number(bar.dataset.from), bar.ariaLabel, bar.querySelector(".bar").height.baseVal.value])
+    .map((bar) => [
+        Number(bar.dataset.from), bar.ariaLabel, bar.querySelector(".bar").height.baseVal.value,
+    ])
     .filter(([from, label, height]) => height > 0)"""
 
 

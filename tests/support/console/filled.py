@@ -77,20 +77,22 @@ async def _schedules(broker: escapement.Broker, mark: str) -> None:
     night = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
     await schedules.create("shop/eu/nightly-report", MAILS, text, key=f"report{mark}", **night)
     await schedules.create("shop/eu/stock", ORDERS, text, every=timedelta(hours=1))
-    await schedules.create("shop/us/weekly", RETURNS, text, cron="0 8 * * MON", timezone="US/Pacific")
+    await schedules.create(
+        "shop/us/weekly", RETURNS, text, cron="0 8 * * MON", timezone="US/Pacific"
+    )
     await schedules.pause("shop/us/weekly")
 
 
 async def _mails_fail(world: World, broker: escapement.Broker, mark: str) -> None:
     """Let mails become dead letters: after too many attempts, too long, or rejected at once."""
     policy = {"max_deliveries": 2, "jitter": 0, "min_backoff_ms": 30_000, "max_backoff_ms": 60_000}
-    await broker.admin(
-        "subscriptions.create", topic=MAILS, subscription="sender", policy=policy
-    )
+    await broker.admin("subscriptions.create", topic=MAILS, subscription="sender", policy=policy)
     producer = await broker.producer(MAILS)
     for number in range(9):
         await producer.send(
-            json.dumps({"to": f"customer-{number}@example.org", "text": f"Thank you{mark}"}).encode(),
+            json.dumps(
+                {"to": f"customer-{number}@example.org", "text": f"Thank you{mark}"}
+            ).encode(),
             key=f"mail-{number}{mark}",
             properties={"campaign": f"spring{mark}", "number": number},
         )
@@ -136,7 +138,9 @@ async def _orders(world: World, broker: escapement.Broker, mark: str) -> AsyncIt
     producer = await broker.producer(ORDERS)
     await producer.send_many(
         [
-            json.dumps({"order": n, "total": chance.randint(5, 900), "note": f"gift{mark}"}).encode()
+            json.dumps(
+                {"order": n, "total": chance.randint(5, 900), "note": f"gift{mark}"}
+            ).encode()
             if n % 5
             else bytes(range(200))
             for n in range(count)
@@ -164,9 +168,7 @@ async def _amend(world: World, broker: escapement.Broker, mark: str) -> None:
     offsets = [row["offset"] for row in pending["messages"]]
     await broker.cancel(offsets[-3:], topic=ORDERS)
     await broker.reschedule(offsets[-6:-3], topic=ORDERS, delay=timedelta(hours=30))
-    change = await broker.bulk.cancel(
-        RETURNS, key=f"return-7{mark}", reason=f"ticket 4711{mark}"
-    )
+    change = await broker.bulk.cancel(RETURNS, key=f"return-7{mark}", reason=f"ticket 4711{mark}")
     for _ in range(5):
         await world.clock.advance(seconds=1)
     assert change.id
