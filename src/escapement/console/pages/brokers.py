@@ -15,7 +15,7 @@ _DAY_S: Final = 86_400
 
 
 class Target(msgspec.Struct):
-    """What a form is about: a node, a bundle, or both."""
+    """The node and the bundle that a form names."""
 
     node: str = ""
     bundle: int = 0
