@@ -46,7 +46,7 @@ class RescheduleMessage(Named):
 
 
 class Change(BaseModel):
-    """What happened to one message."""
+    """The outcome for one message."""
 
     id: str
     status: str = Field(
@@ -59,7 +59,7 @@ class Change(BaseModel):
 
 
 class Changes(BaseModel):
-    """What happened to the messages. Each status is final."""
+    """The outcomes for all messages of the call. Each status is final."""
 
     done: int = Field(description="How many messages were changed.")
     messages: list[Change]
@@ -125,14 +125,14 @@ SubscriptionText = Annotated[
 
 
 class ResumeDelivery(Explained):
-    """What to resume."""
+    """A topic or a subscription to resume."""
 
     topic: TopicText
     subscription: SubscriptionText | None = None
 
 
 class PauseDelivery(ResumeDelivery):
-    """What to pause, and for how long."""
+    """A topic or a subscription to pause, and the length of the pause."""
 
     duration: Duration | None = Field(
         None, description="Resume by itself after this long. Without it, resume_delivery resumes."
