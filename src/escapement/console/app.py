@@ -248,9 +248,9 @@ class ConsoleApp:
         is_htmx = "hx-request" in request.headers
         if isinstance(error, Unauthenticated):
             self._sessions.end(request.cookies.get(COOKIE, ""))
-            at = request.url.path if request.method == "GET" else "/"
-            query = f"?{request.url.query}" if request.url.query and at != "/" else ""
-            path = f"/login?next={quote(at + query)}"
+            query = f"?{request.url.query}" if request.url.query else ""
+            at = request.url.path + query if request.method == "GET" else "/"
+            path = f"/login?next={quote(at)}"
             if is_htmx:
                 return Response(headers={"hx-redirect": path})
             return RedirectResponse(path, HTTPStatus.SEE_OTHER)

@@ -28,8 +28,8 @@ async def run_console(
     """Serve the pages, and the gateway, until the awaitable of ``until`` has finished.
 
     Args:
-      connect, connect_gateway: connect to the brokers with a token; "" for none. They give
-        different names of the client, so the audit log knows whether a person has acted.
+      connect, connect_gateway: connect to the brokers with a token; "" for none. The
+        first names the client "console", so the audit log records what people do.
       ready: called with the address, when the console accepts requests.
       now_ms: returns the time in Unix milliseconds; None for the clock of this machine.
 

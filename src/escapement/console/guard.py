@@ -1,4 +1,4 @@
-"""What protects the pages in a browser: headers of each answer, and checks of each change.
+"""The protection of pages in a browser: headers of each answer, and checks of each change.
 
 A page loads scripts and styles from the console only, and no other site may show it in a frame.
 A request that changes something must come from a page of the console: the browser names the site

@@ -1,4 +1,4 @@
-"""A user of the console: a role, and what its grants allow."""
+"""A user of the console: a role and its grants."""
 
 from __future__ import annotations
 

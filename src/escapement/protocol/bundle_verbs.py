@@ -19,12 +19,36 @@ SOUGHT: Final = {
     "schedules.pause", "schedules.resume", "schedules.delete",
 }  # fmt: skip
 
+# Figures of brokers of which the highest counts. With the latest start, a client sees that the
+# counters of one of the brokers began again.
+_HIGHEST: Final = frozenset({
+    "started_at_ms", "commit_p50_us", "commit_p99_us", "log_rows", "log_disk_bytes",
+    "log_generation", "table_parallelism",
+})  # fmt: skip
+
 Merge = Callable[[list[Any]], Any]
 
 
 def _topics(answers: list[Any]) -> Any:
     names = sorted(name for answer in answers for name in answer["topics"])
     return {"topics": names[:MOST_ROWS], "total": sum(answer["total"] for answer in answers)}
+
+
+def _page_of_subscriptions(answers: list[Any]) -> Any:
+    """Merge pages that begin at the same place: the next rows by name, of all bundles."""
+    count = answers[0]["count"]
+    ends = [answer["next"] for answer in answers if answer["next"] is not None]
+    rows = sorted(
+        (row for answer in answers for row in answer["subscriptions"]),
+        key=lambda row: (row["topic"], row["subscription"]),
+    )
+    # A bundle may have further rows after the end of its page.
+    known = [row for row in rows if not ends or [row["topic"], row["subscription"]] <= min(ends)]
+    page = known[:count]
+    following = min(ends, default=None)
+    if len(known) > count:
+        following = [page[-1]["topic"], page[-1]["subscription"]]
+    return {"subscriptions": page, "next": following, "count": count}
 
 
 def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
@@ -88,14 +112,23 @@ def contents(answers: list[Any]) -> Any:
 
 
 def _figures(answers: list[Any]) -> Any:
-    """Merge the figures of brokers: sums, and the different texts one after the other."""
-    return {name: _figure(name, [answer[name] for answer in answers]) for name in answers[0]}
+    """Merge the figures of brokers: sums, and the different texts one after the other.
+
+    Brokers of an earlier version lack some figures.
+    """
+    names = dict.fromkeys(name for answer in answers for name in answer)
+    return {
+        name: _figure(name, [answer[name] for answer in answers if answer.get(name) is not None])
+        for name in names
+    }
 
 
 def _figure(name: str, values: list[Any]) -> Any:
+    if not values:
+        return None
     if isinstance(values[0], bool):
         return all(values)
-    if name in ("log_generation", "table_parallelism"):
+    if name in _HIGHEST:
         return max(values)
     if isinstance(values[0], int):
         return sum(values)
@@ -114,6 +147,7 @@ MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
     "subscriptions.lateness": _worst,
     "namespaces.forecast": _forecasts,
+    "subscriptions.overview": _page_of_subscriptions,
     "schedules.list": _by(lambda row: row["schedule"]),
     "push.list": _by(lambda row: (row["topic"], row["subscription"])),
     "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),

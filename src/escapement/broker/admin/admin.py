@@ -19,6 +19,7 @@ from escapement.broker.admin import (
     bulk,
     cluster,
     dlq,
+    findings,
     forecasts,
     grants,
     groups,
@@ -27,6 +28,7 @@ from escapement.broker.admin import (
     lateness,
     messages,
     namespaces,
+    overview,
     pauses,
     push,
     schedules,
@@ -93,6 +95,8 @@ class Admin:
 
 async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
+    if broker.bundle_id == 0:  # the log tables of all bundles are read once
+        await broker.services.log_size.freshen()
     return broker.stats()
 
 
@@ -112,6 +116,7 @@ VERBS: Final[dict[str, Verb]] = {
     **forecasts.VERBS,
     **subscriptions.VERBS,
     **lateness.VERBS,
+    **overview.VERBS,
     **dlq.VERBS,
     **bulk.VERBS,
     **pauses.VERBS,
@@ -128,4 +133,5 @@ VERBS: Final[dict[str, Verb]] = {
     **audit.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
+    **findings.VERBS,
 }

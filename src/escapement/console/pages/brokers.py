@@ -15,7 +15,7 @@ _DAY_S: Final = 86_400
 
 
 class Target(msgspec.Struct):
-    """What a form is about: a node, a bundle, or both."""
+    """The node and the bundle that a form names."""
 
     node: str = ""
     bundle: int = 0
@@ -39,7 +39,7 @@ async def _part(view: View) -> dict[str, Any]:
         "rates": rates,
         "growth_a_day": None if growth is None else round(growth * _DAY_S),
         "cluster": await view.broker.admin("cluster.status"),
-        "findings": await view.broker.admin("broker.findings"),
+        "checked": await view.broker.admin("broker.findings"),
     }
 
 

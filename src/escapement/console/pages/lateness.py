@@ -13,12 +13,12 @@ from escapement.console.view import Page, View
 
 _MINUTE_MS: Final = 60_000
 _WORST: Final = 50
-# The minutes of the chart have a label every so often.
+# Every tenth minute of the chart has a label.
 _LABEL_EVERY: Final = 10
 
 
 class Query(msgspec.Struct):
-    """What the page shows: the worst of a namespace, or one subscription.
+    """The filter of the page: the worst of a namespace, or one subscription.
 
     ``target`` is the lateness in milliseconds that the user wants to keep.
     """

@@ -1,4 +1,4 @@
-"""The subscriptions: what is due, in flight, in retry and not yet due, consumers and rates."""
+"""The subscriptions: messages due, in flight and in retry, consumers and rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline: how many messages fall due in each minute, hour or day, and what is overdue."""
+"""The timeline: the number of messages due in each minute, hour or day, and of overdue ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LENGTHS: Final[dict[By, Length]] = {
 
 
 class Query(msgspec.Struct):
-    """What the page shows. ``where`` is a topic or a namespace; everything if it is empty."""
+    """The filter of the page. ``where`` is a topic or a namespace; everything if it is empty."""
 
     by: By = "hour"
     where: str = ""
