@@ -105,7 +105,7 @@ class Limits:
         """Raise ``LimitExceeded`` if a call is about too many messages."""
         if count > self.max_messages:
             raise LimitExceeded(
-                f"{count} messages are meant, and a call may change at most {self.max_messages} "
+                f"More than {self.max_messages} messages are meant, and a call may change no more "
                 "here. Nothing was changed. Find the messages with list_messages, and name their "
                 "ids in several calls."
             )

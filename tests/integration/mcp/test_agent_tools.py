@@ -64,6 +64,8 @@ async def test_agent_schedules_finds_reschedules_and_cancels_messages(mock_clock
         shown = await robot.call("show_message", id=first["id"])
         assert (shown["due_at"], shown["state"]) == ("2026-12-24T15:00:00Z", "to_be_fired")
         assert shown["subscriptions"][0]["state"] == "pending"
+        none = await robot.call("cancel_message", topic="orders", key="other")
+        assert none == {"done": 0, "messages": []}
         gone = await robot.call("cancel_message", ids=["orders@1", "orders@9"])
         assert [one["status"] for one in gone["messages"]] == ["done", "unknown"]
 

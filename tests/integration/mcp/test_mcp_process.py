@@ -142,7 +142,7 @@ def test_process_ends_with_its_input_and_with_sigterm(tmp_path: Path) -> None:
 
 
 def test_line_that_is_no_request_is_answered_and_an_endless_one_ends_the_process() -> None:
-    """B18: so an agent does not wait for an answer in vain, and the memory of the process is bounded."""
+    """B18: so no agent waits for an answer in vain, and the memory of the process is bounded."""
     server = Server(1)
     assert "result" in server.ask(HELLO)
     for arguments, id in (
