@@ -150,6 +150,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     },
     "access.own": {},
     "broker.stats": {},
+    "broker.findings": {},
     "broker.update": {"table_parallelism": (2, NUMBER)},
     "cluster.status": {},
     "cluster.drain": {"node": ("other", TEXT)},

@@ -131,6 +131,7 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("access.own", {}),
         ("broker.update", {"table_parallelism": 2}),
         ("broker.stats", {}),
+        ("broker.findings", {}),
         ("cluster.drain", {"node": "other"}),
         ("cluster.undrain", {"node": "other"}),
         ("cluster.move", {"bundle": 0, "node": "other"}),

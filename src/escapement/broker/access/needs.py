@@ -225,6 +225,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "grants.remove": (pattern("admin", "pattern"),),
     "broker.stats": (everything("peek"),),
     "broker.update": (everything("admin"),),
+    "broker.findings": (everything("peek"),),
     "cluster.status": (everything("peek"),),
     "cluster.drain": (everything("admin"),),
     "cluster.undrain": (everything("admin"),),

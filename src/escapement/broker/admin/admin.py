@@ -19,6 +19,7 @@ from escapement.broker.admin import (
     bulk,
     cluster,
     dlq,
+    findings,
     forecasts,
     grants,
     groups,
@@ -114,8 +115,8 @@ VERBS: Final[dict[str, Verb]] = {
     **messages.VERBS,
     **forecasts.VERBS,
     **subscriptions.VERBS,
-    **overview.VERBS,
     **lateness.VERBS,
+    **overview.VERBS,
     **dlq.VERBS,
     **bulk.VERBS,
     **pauses.VERBS,
@@ -132,4 +133,5 @@ VERBS: Final[dict[str, Verb]] = {
     **audit.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
+    **findings.VERBS,
 }

@@ -40,6 +40,7 @@ from escapement.cli.input.parameters import (
     positive_duration_ms,
     size_bytes,
 )
+from escapement.cli.operation.checks import addresses, checks_of
 from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
 from escapement.durations import format as duration_text
@@ -306,10 +307,11 @@ def serve(
         table_parallelism=table_parallelism,
         max_commits_per_second=max_commits_per_second,
         ack_wait_ms=ack_wait_ms,
-        outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
-        tables=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)),
+        outboxes=addresses(outbox_urls),
+        tables=addresses(table_urls),
         binary_logs=binary_logs,
         audit_retention_ms=audit_retention_ms,
+        checks=checks_of(ctx).make,
     )
     host, port = listen
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_certificates)

@@ -21,8 +21,8 @@ from support.verb_arguments import TAKEN
 
 # The verbs that change nothing. A new verb is recorded unless it is added here.
 READING = {
-    "access.own", "audit.list", "broker.stats", "bulk.list", "bulk.preview", "bulk.show",
-    "cluster.status",
+    "access.own", "audit.list", "broker.findings", "broker.stats", "bulk.list", "bulk.preview",
+    "bulk.show", "cluster.status",
     "dlq.count", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list", "inbox.list",
     "jobs.list", "push.list", "push.show", "push.secrets",
     "messages.select", "messages.show", "namespaces.forecast", "namespaces.get",
