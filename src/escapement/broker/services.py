@@ -38,6 +38,7 @@ from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.metering.lateness_history import LatenessHistory
 from escapement.broker.metering.totals import Totals
 from escapement.broker.outbox.named_topics import NamedTopics
 from escapement.broker.outbox.relays import Relays
@@ -125,7 +126,7 @@ class Services:
         self._limits = config.limits
         self._frame_bytes = frame_bytes
         self._directory = directory
-        self.totals = Totals()
+        self.totals = Totals(lateness_history=LatenessHistory(config.limits.lateness_cells))
         self.started_at_ms = clock.now_ms()
         # When the last group commit became durable, by the lease clock; None: none yet.
         self.committed_at_ms: int | None = None
@@ -512,16 +513,15 @@ class Services:
             limits,
             ground.state.bulk_changes,
         )
-
-    def census_taker(self) -> CensusTaker:
-        """Return an object that counts the pending messages of all topics for metrics."""
-        return CensusTaker(
+        self.census = CensusTaker(
             self.registry,
             self.passive_topics,
             self.tables.topics,
             self.index,
             self._drop_oldest,
-            self._clock,
+            clock,
+            run,
+            self.backfill,
         )
 
     async def recover(self, ground: Ground) -> None:
@@ -565,6 +565,7 @@ class Services:
                 self.tables,
                 self.relays,
                 self._binary_logs,
+                self.census,
             ):
                 nursery.start_soon(part.run)
             for topic in self.registry.active.values():

@@ -6,7 +6,7 @@ topics with one broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 # The most rows of a listing, as for one broker.
@@ -44,6 +44,12 @@ def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
     return merge
 
 
+def _worst(answers: list[Any]) -> Any:
+    rows = [row for answer in answers for row in answer["worst"]]
+    rows.sort(key=lambda row: (-row["p99_ms"], -row["max_ms"]))
+    return {**answers[0], "worst": rows[: answers[0]["count"]]}
+
+
 def _inbox(answers: list[Any]) -> Any:
     """Merge lists of targets. Each broker lists all targets, and why its own wait."""
     rows: dict[str, Any] = {}
@@ -51,6 +57,33 @@ def _inbox(answers: list[Any]) -> Any:
         if row["reason"] is not None or row["target"] not in rows:
             rows[row["target"]] = row
     return list(rows.values())
+
+
+def _forecasts(answers: list[Any]) -> Any:
+    """Add the forecasts of brokers, whose counts may begin some spans apart.
+
+    The counts have the same lengths of spans and the same origin.
+    """
+    by_ms, first_ms = answers[0]["by_ms"], min(answer["first_ms"] for answer in answers)
+    until_ms = min(answer["until_ms"] for answer in answers)
+    counts = [0] * max((until_ms - first_ms) // by_ms, 0)
+    for answer in answers:
+        skipped = (answer["first_ms"] - first_ms) // by_ms
+        for at, count in enumerate(answer["counts"][: max(len(counts) - skipped, 0)], skipped):
+            counts[at] += count
+    sums = ("scheduled", "overdue", "due", "retrying", "in_flight")
+    oldest_ms = [one for answer in answers if (one := answer["oldest_due_ms"]) is not None]
+    return {
+        **answers[0],
+        "at_ms": min(answer["at_ms"] for answer in answers),
+        "exact": all(answer["exact"] for answer in answers),
+        "until_ms": until_ms,
+        "first_ms": first_ms,
+        "total": sum(counts),
+        "counts": counts,
+        **{name: sum(answer[name] for answer in answers) for name in sums},
+        "oldest_due_ms": min(oldest_ms, default=None),
+    }
 
 
 def contents(answers: list[Any]) -> Any:
@@ -91,9 +124,12 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-# Verbs that each broker answers for its bundle, and the function that merges the answers.
+# Verbs that each broker answers for its bundle, and the function that merges the answers. With the
+# argument ``topic``, they are about this topic only.
 MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
+    "subscriptions.lateness": _worst,
+    "namespaces.forecast": _forecasts,
     "schedules.list": _by(lambda row: row["schedule"]),
     "push.list": _by(lambda row: (row["topic"], row["subscription"])),
     "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),
@@ -102,3 +138,8 @@ MERGED: Final[dict[str, Merge]] = {
     "broker.stats": _figures,
     "broker.update": _figures,
 }
+
+
+def merge_of(verb: str, arguments: Mapping[str, Any]) -> Merge | None:
+    """Return the function that merges the answers of all brokers; None if not all are asked."""
+    return None if arguments.get("topic") is not None else MERGED.get(verb)

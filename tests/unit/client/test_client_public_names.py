@@ -43,6 +43,7 @@ BROKER = {
     "consumer",
     "find",
     "forecast",
+    "forecast_namespace",
     "groups",
     "hint",
     "limits",

@@ -42,7 +42,8 @@ FLOORS: list[set[str]] = [
     {"doctor"},
     {"client", "broker", "pipeline"},
     {"sync", "sql", "check", "gateway", "push"},
-    {"testing"},
+    {"mcp"},
+    {"console", "testing"},
     {"bench"},
     {"cli"},
 ]

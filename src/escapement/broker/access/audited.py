@@ -40,8 +40,8 @@ COMMANDS: Final[dict[type[wire.Command], str]] = {
     wire.Cancel: "messages.cancel",
     wire.Reschedule: "messages.reschedule",
 }
-# The names of the clients through which people work.
-PEOPLE: Final = frozenset({"cli", "console", "http"})
+# The names of the clients through which people and agents work.
+PEOPLE: Final = frozenset({"cli", "console", "http", "mcp"})
 
 # The arguments that name the object of an action; the first that is given counts.
 _OBJECTS: Final = (

@@ -146,6 +146,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "namespaces.delete": (namespace("admin"),),
     "namespaces.enable_delayed_message": (namespace("admin"),),
     "namespaces.disable_delayed_message": (namespace("admin"),),
+    "namespaces.forecast": (namespace("peek", optional=True),),
     "topics.list": (part_of(namespace("peek", optional=True)),),
     "topics.get": (topic("peek"),),
     "topics.update": (topic("admin"),),
@@ -159,6 +160,10 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "messages.show": (topic("peek"),),
     "subscriptions.list": (topic("peek"),),
     "subscriptions.get": (topic("peek"),),
+    "subscriptions.lateness": (
+        topic("peek", optional=True),
+        part_of(namespace("peek", optional=True)),
+    ),
     "subscriptions.create": (topic("consume"), _DEAD_LETTERS),
     "subscriptions.update": (topic("admin"), _DEAD_LETTERS),
     "subscriptions.seek": (topic("admin"),),

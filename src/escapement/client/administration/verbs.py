@@ -22,11 +22,11 @@ from escapement.client.connection.retried_request import (
 )
 from escapement.errors import NotFound, WrongBundle
 from escapement.protocol import commands as wire
-from escapement.protocol.bundle_verbs import MERGED, SOUGHT, Merge, contents
+from escapement.protocol.bundle_verbs import SOUGHT, Merge, contents, merge_of
 
 # The bundle whose broker carries out the verbs about what all bundles share.
 _SHARED: Final = 0
-# The first words of these verbs.
+# The first words of these verbs, except those in ``MERGED``.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
 # The first words of the verbs that any broker carries out for the whole database, and the verb that
 # a node answers about itself.
@@ -71,7 +71,8 @@ async def ask_verb(lines: Lines, reason: str, verb: str, /, **arguments: Any) ->
       EscapementError: if a broker refuses.
     """
     request = _Request(verb, arguments, reason)
-    if str(verb) in {*MERGED, *SOUGHT, DELETION}:
+    merge = merge_of(str(verb), arguments)
+    if merge is not None or str(verb) in {*SOUGHT, DELETION}:
         await _learn_count(lines)
     if lines.count == 1:
         try:
@@ -79,8 +80,8 @@ async def ask_verb(lines: Lines, reason: str, verb: str, /, **arguments: Any) ->
         except WrongBundle:
             if lines.count == 1:  # otherwise the broker has told that there are several bundles now
                 raise
-    if verb in MERGED:
-        return await _of_all(lines, request, MERGED[verb])
+    if merge is not None:
+        return await _of_all(lines, request, merge)
     if verb in SOUGHT:
         return await _sought(lines, request)
     if verb == DELETION and (arguments.get("force") or arguments.get("dry_run")):

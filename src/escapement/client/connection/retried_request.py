@@ -38,7 +38,7 @@ _TWICE: Final = {
     "list", "get", "stats", "show", "next", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
     "preview", "stop", "status", "drain", "undrain", "move", "bundles", "secrets",
-    "findings", "own",
+    "findings", "lateness", "own",
 }  # fmt: skip
 
 

@@ -25,10 +25,10 @@ READING = {
     "bulk.show", "cluster.status",
     "dlq.count", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list", "inbox.list",
     "jobs.list", "push.list", "push.show", "push.secrets",
-    "messages.select", "messages.show", "namespaces.get", "namespaces.list",
-    "schedules.get", "schedules.list", "schedules.next", "subscriptions.get", "subscriptions.list",
-    "tables.list", "tokens.list", "topics.forecast", "topics.get", "topics.list", "topics.peek",
-    "topics.stats",
+    "messages.select", "messages.show", "namespaces.forecast", "namespaces.get",
+    "namespaces.list", "schedules.get", "schedules.list", "schedules.next", "subscriptions.get",
+    "subscriptions.lateness", "subscriptions.list", "tables.list", "tokens.list",
+    "topics.forecast", "topics.get", "topics.list", "topics.peek", "topics.stats",
 }  # fmt: skip
 HINTS = {"outboxes.poll", "tables.poll"}
 CLI, APPLICATION = Origin("cli", "127.0.0.1:1", ""), Origin("shop", "127.0.0.1:2", "")

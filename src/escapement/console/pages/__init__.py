@@ -1,0 +1,35 @@
+"""The pages of the console, one file each, with their templates beside.
+
+A page is a function from a :class:`~escapement.console.view.View` to an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.console.pages import (
+    audit,
+    brokers,
+    find,
+    lateness,
+    schedule_form,
+    schedules,
+    subscription,
+    subscriptions,
+    timeline,
+)
+from escapement.console.view import Page
+
+_FILES: Final = (
+    timeline,
+    find,
+    subscriptions,
+    subscription,
+    lateness,
+    schedule_form,
+    schedules,
+    brokers,
+    audit,
+)
+
+PAGES: Final[list[Page]] = [page for file in _FILES for page in file.PAGES]
