@@ -66,6 +66,8 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("messages.select", {"topic": "x"}),
         *(("messages.show", {"topic": "x", "offset": offset}) for offset in range(3)),
         ("subscriptions.list", {"topic": "x"}),
+        ("subscriptions.overview", {}),
+        ("subscriptions.overview", {"namespace": "public/default", "count": 1}),
         ("subscriptions.get", SUBSCRIPTION),
         ("subscriptions.lateness", SUBSCRIPTION),
         ("subscriptions.lateness", {"namespace": "public/default", "count": 1}),

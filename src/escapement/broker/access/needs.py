@@ -159,6 +159,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "messages.select": (topic("peek"),),
     "messages.show": (topic("peek"),),
     "subscriptions.list": (topic("peek"),),
+    "subscriptions.overview": (part_of(namespace("peek", optional=True)),),
     "subscriptions.get": (topic("peek"),),
     "subscriptions.lateness": (
         topic("peek", optional=True),

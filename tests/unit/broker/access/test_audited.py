@@ -27,7 +27,8 @@ READING = {
     "jobs.list", "push.list", "push.show", "push.secrets",
     "messages.select", "messages.show", "namespaces.forecast", "namespaces.get",
     "namespaces.list", "schedules.get", "schedules.list", "schedules.next", "subscriptions.get",
-    "subscriptions.lateness", "subscriptions.list", "tables.list", "tokens.list",
+    "subscriptions.lateness", "subscriptions.list", "subscriptions.overview",
+    "tables.list", "tokens.list",
     "topics.forecast", "topics.get", "topics.list", "topics.peek", "topics.stats",
 }  # fmt: skip
 HINTS = {"outboxes.poll", "tables.poll"}
