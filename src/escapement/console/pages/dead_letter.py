@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.console.message_source import own_properties
 from escapement.console.view import Page, View
+from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 
 # The dead letters that a page looks at, and those of one reason that it shows if there are several.
@@ -150,7 +150,7 @@ async def _redrive(view: View) -> Response:
         **whose.arguments,
         offsets=chosen.id,
         count=len(chosen.id),
-        spread_ms=durations.parse(chosen.spread) if chosen.spread else None,
+        spread_ms=parse_duration(chosen.spread) if chosen.spread else None,
     )
     return view.go(whose.link(), _told(answer["redriven"], len(chosen.id), "sent back"))
 

@@ -10,12 +10,12 @@ from zoneinfo import ZoneInfo
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.console.schedule_history import history
 from escapement.console.text.clock_changes import occurrences
 from escapement.console.text.cron_words import words
 from escapement.console.text.times import zone_of
 from escapement.console.view import Page, View
+from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 
 State = Literal["active", "paused", "ended", "broken"]
@@ -66,7 +66,7 @@ class Times:
 
 def _interval(every_ms: int) -> str:
     """Return an interval in words, such as ``Every 5 min``."""
-    text = durations.format(every_ms)
+    text = duration_text(every_ms)
     number = text.rstrip("msdhw")
     unit = text.removeprefix(number)
     return f"Every {number} {'min' if unit == 'm' else unit}"
