@@ -1,7 +1,7 @@
 """Answers to requests that read show the effect of all that was confirmed before (invariant 8).
 
 A broker that has lost its lease may have an earlier state, so it must refuse. An answer is checked
-when it comes: only what was known before its request counts, and what surely did not change since.
+when it comes. It must fit the facts that were known before its request and surely did not change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules about reads find answers that are older than what was confirmed before."""
+"""The rules about reads find answers that are older than confirmed changes."""
 
 from __future__ import annotations
 
