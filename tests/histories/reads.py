@@ -89,7 +89,7 @@ def wrong_states(
 
 def is_waiting(history: History, read: Read, message: Message) -> bool:
     """Return whether a message was surely stored and not due during a read."""
-    if not 0 <= message.confirmed_ms < read.called_ms:
+    if message.confirmed_ms >= read.called_ms:
         return False
     amendments = [one for one in message.amendments if one.called_ms <= read.answered_ms]
     for one in amendments:
