@@ -36,7 +36,7 @@ from escapement.http.server import serve_http
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.database.servers import private_server
 from support.processes.broker import broker_process
-from support.processes.gateway import gateway_process
+from support.processes.http_server import gateway_process
 
 PATH: Final = "/v1/topics/bench/http/orders"
 BATCH: Final = 100

@@ -37,7 +37,7 @@ from escapement.errors import (
 
 if TYPE_CHECKING:
     from escapement.client.administration.bulk import Bulk, BulkChange, BulkPreview
-    from escapement.client.administration.forecast import Forecast
+    from escapement.client.administration.forecast import Forecast, NamespaceForecast
     from escapement.client.administration.message_history import MessageHistory, SubscriptionStatus
     from escapement.client.administration.outcome import Outcome, Outcomes
     from escapement.client.administration.peeking import Upcoming
@@ -67,7 +67,7 @@ else:
         "escapement.client.connect": ("connect",),
         "escapement.client.producing.groups": ("FollowUp", "Group", "GroupCompletion", "Groups"),
         "escapement.client.consuming.inbox": ("Inbox",),
-        "escapement.client.administration.forecast": ("Forecast",),
+        "escapement.client.administration.forecast": ("Forecast", "NamespaceForecast"),
         "escapement.client.administration.message_history": (
             "MessageHistory",
             "SubscriptionStatus",
@@ -142,6 +142,7 @@ __all__ = [
     "MessageHistory",
     "MessageId",
     "NaiveDatetime",
+    "NamespaceForecast",
     "NotFound",
     "NotOpened",
     "Outcome",

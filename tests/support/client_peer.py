@@ -25,6 +25,7 @@ import escapement
 from escapement.errors import EscapementError, ProducerFenced, RemoteProtocolError, SequenceGap
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
+from escapement.protocol.amend_status import AmendStatus
 from escapement.protocol.commands import Command
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
@@ -273,6 +274,9 @@ class Peer:
                 await session.say(wire.Done(command.request_id))
             case wire.CloseProducer():
                 await session.say(wire.Done(command.request_id))
+            case wire.Cancel():
+                done = np.full(len(command.offsets), AmendStatus.DONE, np.uint8)
+                await session.say(wire.Amended(command.request_id, done, {}))
             case wire.Admin(verb="echo"):
                 await session.say(wire.AdminReply(command.request_id, command.arguments))
             case wire.Admin(verb="tables.ack"):

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.membership import Membership
@@ -36,12 +35,10 @@ async def side_port(
     shown.membership = membership
     for broker in (*(() if world is None else (world.server,)), *others):
         shown.show(broker)
-    async with trio.open_nursery() as nursery:
-        app = SidePortApp(shown, nursery, admin=admin)
-        transport = httpx.ASGITransport(app.asgi, client=client, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-            yield http
-        nursery.cancel_scope.cancel()
+    app = SidePortApp(shown, admin=admin)
+    transport = httpx.ASGITransport(app.asgi, client=client, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        yield http
 
 
 async def refusal(answer: httpx.Response) -> tuple[int, str]:

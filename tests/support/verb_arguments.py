@@ -30,6 +30,9 @@ BULK: Final = TOPIC | {
     "properties": ({}, MAP), "everything": (True, FLAG), "delay_ms": (None, COUNT),
     "at_ms": (None, COUNT), "spread_ms": (None, COUNT), "reason": (None, MAYBE),
 }  # fmt: skip
+SPANS: Final = {
+    "by_ms": (None, COUNT), "within_ms": (None, COUNT), "origin_ms": (None, COUNT),
+}  # fmt: skip
 POLICY: Final = {"policy": ({"ttl_ms": None}, MAP)}
 # If the valid value is None, the argument may be omitted.
 TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
@@ -43,6 +46,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "namespaces.enable_delayed_message": NAMESPACE
     | {"granularity_ms": (None, COUNT), "tick_ms": (None, COUNT)},
     "namespaces.disable_delayed_message": NAMESPACE,
+    "namespaces.forecast": {"namespace": (None, MAYBE)} | SPANS,
     "topics.list": {"namespace": (None, MAYBE)},
     "topics.get": TOPIC,
     "topics.update": TOPIC | POLICY,
@@ -51,12 +55,19 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "topics.create_many": {"topics": (["a/b/c"], (list,)), "subscription": (None, MAYBE)},
     "topics.delete": {"topic": ("a/b/gone", TEXT), "force": (False, FLAG)},
     "topics.peek": TOPIC | SOUGHT | {"count": (None, COUNT), "offset": (None, COUNT)},
-    "topics.forecast": TOPIC
-    | {"by_ms": (None, COUNT), "within_ms": (None, COUNT), "origin_ms": (None, COUNT)},
+    "topics.forecast": TOPIC | SPANS,
     "messages.select": TOPIC | SOUGHT,
     "messages.show": TOPIC | {"offset": (0, NUMBER)},
     "subscriptions.list": TOPIC,
+    "subscriptions.overview": {
+        "namespace": (None, MAYBE), "search": (None, MAYBE), "after": (None, LIST),
+        "count": (None, COUNT),
+    },
     "subscriptions.get": SUBSCRIPTION,
+    "subscriptions.lateness": {
+        "topic": (None, MAYBE), "subscription": (None, MAYBE), "namespace": (None, MAYBE),
+        "within_ms": (None, COUNT), "count": (None, COUNT),
+    },
     "subscriptions.update": SUBSCRIPTION | {"policy": ({"max_rate": None}, MAP)},
     "subscriptions.create": TOPIC
     | {
@@ -137,7 +148,9 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "grants.remove": {
         "role": ("r", TEXT), "pattern": ("public/default/*", TEXT), "actions": (["peek"], LIST),
     },
+    "access.own": {},
     "broker.stats": {},
+    "broker.findings": {},
     "broker.update": {"table_parallelism": (2, NUMBER)},
     "cluster.status": {},
     "cluster.drain": {"node": ("other", TEXT)},

@@ -37,11 +37,15 @@ class Rights:
 
     def __iter__(self) -> Iterator[Grant]:
         """Iterate over all grants, by role and pattern."""
-        for _, grants in sorted(self._by_role.items()):
-            yield from (grant for _, grant in sorted(grants.items()))
+        for role in sorted(self._by_role):
+            yield from self.of(role)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_role.values()))
+
+    def of(self, role: str) -> list[Grant]:
+        """Return the grants of a role, by pattern."""
+        return [grant for _, grant in sorted(self._by_role.get(role, {}).items())]
 
     def count(self, role: str) -> int:
         """Return how many grants a role has."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -29,6 +30,7 @@ from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.directory import Directory, OneBundle
+from escapement.broker.findings import Findings
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
 from escapement.broker.inspection.peek import Peeked, peek
@@ -125,6 +127,7 @@ class Broker:
         if bundle_id:
             self.config = replace(self.config, tables=(), binary_logs=False)
         self.clock = clock
+        self.findings = Findings(self.config.checks, clock, runners.work)
         self.stopping = False
         self.released = False
         self.output = output or OutputBound(self.config.limits.output_bytes)
@@ -514,9 +517,13 @@ class Broker:
     def stats(self) -> BrokerStats:
         """Return figures about the whole broker, as plain values."""
         services = self.services
+        totals, log, size = services.totals, services.log, services.log_size.last
+        commits = totals.commit_us
         return {
             "name": self.identity.name,
             "id": self.identity.owner_id,
+            "version": version("escapement"),
+            "started_at_ms": services.started_at_ms,
             "log": self._engine.location,
             "database": services.pipeline.reported_state.name.lower(),
             "lease_held": self._keeper.held,
@@ -525,8 +532,16 @@ class Broker:
             "index_memory_bytes": services.index.memory_bytes,
             "index_disk_bytes": services.index.disk_bytes,
             "index_segments": services.index.segment_count,
-            "log_generation": services.log.current.id,
-            "table_parallelism": services.log.current.parallelism,
+            "published": totals.published,
+            "delivered": totals.delivered,
+            "commits": commits.size,
+            "commit_p50_us": commits.quantile(0.5),
+            "commit_p99_us": commits.quantile(0.99),
+            "log_bytes": sum(one.size_bytes for one in (*log.generations, *log.going)),
+            "log_rows": None if size is None else size.rows,
+            "log_disk_bytes": None if size is None else size.disk_bytes,
+            "log_generation": log.current.id,
+            "table_parallelism": log.current.parallelism,
             "waiting_bytes": services.pipeline.waiting_bytes,
             "waiting_acks": services.pipeline.waiting_acks,
             "inbox_moved": services.inbox_relay.moved,

@@ -6,10 +6,19 @@ from typing import TypedDict
 
 
 class BrokerStats(TypedDict):
-    """Figures about the whole broker, and what waits, in words."""
+    """Figures about the whole broker, and what waits, in words.
+
+    ``commits``, ``published`` and ``delivered`` count since ``started_at_ms``. The quantiles of the
+    durations of group commits are None before the first one. ``log_bytes`` is the size of the rows
+    that the broker has written to its log tables. ``log_rows`` and ``log_disk_bytes`` are about the
+    log tables of all bundles. They are up to a minute old, and None if the broker does not own
+    bundle 0, or could not read them yet.
+    """
 
     name: str
     id: str
+    version: str
+    started_at_ms: int
     log: str
     database: str
     lease_held: bool
@@ -18,6 +27,14 @@ class BrokerStats(TypedDict):
     index_memory_bytes: int
     index_disk_bytes: int
     index_segments: int
+    published: int
+    delivered: int
+    commits: int
+    commit_p50_us: int | None
+    commit_p99_us: int | None
+    log_bytes: int
+    log_rows: int | None
+    log_disk_bytes: int | None
     log_generation: int
     table_parallelism: int
     waiting_bytes: int

@@ -91,6 +91,10 @@ class BrokerLimits:
     # -- subscriptions
     # Ready messages of one subscription. Further due messages stay in the index and are read later.
     ready_messages: int = 100_000
+    # Numbers in the history of lateness of all subscriptions, 16 bytes each. A subscription has one
+    # for each minute and each different lateness of its messages. At this bound the oldest minutes
+    # of all subscriptions are forgotten.
+    lateness_cells: int = 2_000_000
     # Messages of all subscriptions that are read ahead for delivery by priority or key. Further
     # messages are read when they are delivered.
     staged_bytes: int = 96 * MIB

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -81,11 +81,17 @@ class ServerConfig:
     bundles: int | None = None  # of a new database; None: one
 
 
-async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
+async def serve(
+    config: ServerConfig,
+    on_ready: Callable[[str], None] = lambda at: None,
+    companion: Callable[[str], Awaitable[None]] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, then stop cleanly. SIGHUP reads the TLS files again.
 
     Args:
       on_ready: called with ``host:port`` each time the server begins to accept connections.
+      companion: runs with ``host:port`` from the time when the server first accepts connections;
+        it is cancelled at the end.
 
     Raises:
       EscapementError: if the server cannot start, or must not continue; the message says why.
@@ -137,6 +143,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 shown.membership = node.membership
                 ready()
                 notify("READY=1")
+                if companion is not None:
+                    beside.start_soon(companion, _url_address(host, port))
 
             with log_fields(broker=identity.owner_id), one_error():
                 async with trio.open_nursery() as beside:
@@ -167,6 +175,10 @@ def _reachable(host: str, port: int) -> str:
             host = socket.gethostname()
     except ValueError:
         pass  # a name, such as localhost
+    return _url_address(host, port)
+
+
+def _url_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

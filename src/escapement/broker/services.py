@@ -38,6 +38,7 @@ from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.metering.lateness_history import LatenessHistory
 from escapement.broker.metering.totals import Totals
 from escapement.broker.outbox.named_topics import NamedTopics
 from escapement.broker.outbox.relays import Relays
@@ -68,9 +69,11 @@ from escapement.broker.upkeep.census import CensusTaker
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.compactor import Compactor
 from escapement.broker.upkeep.drop_oldest import DropOldest
+from escapement.broker.upkeep.due_counts import DueCounter
 from escapement.broker.upkeep.filler import Filler
 from escapement.broker.upkeep.forgetter import Forgetter
 from escapement.broker.upkeep.housekeeper import Housekeeper
+from escapement.broker.upkeep.log_size_watch import LogSizeWatch
 from escapement.broker.upkeep.namespace_quota import NamespaceQuotas
 from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Unwritten
@@ -124,7 +127,8 @@ class Services:
         self._limits = config.limits
         self._frame_bytes = frame_bytes
         self._directory = directory
-        self.totals = Totals()
+        self.totals = Totals(lateness_history=LatenessHistory(config.limits.lateness_cells))
+        self.started_at_ms = clock.now_ms()
         # When the last group commit became durable, by the lease clock; None: none yet.
         self.committed_at_ms: int | None = None
         self._progress = Progress(dict(ground.index_positions), dict(ground.state.journal_ends))
@@ -255,6 +259,7 @@ class Services:
             lambda now_ms: self.forgetter.wants_next(now_ms),
             config.audit_retention_ms,
         )
+        self.log_size = LogSizeWatch(engine, clock, run)
 
     def _move(self, ground: Ground, connections: ConnectionPool, config: BrokerConfig) -> None:
         """Create the services that read messages and deliver them to consumers."""
@@ -509,16 +514,18 @@ class Services:
             limits,
             ground.state.bulk_changes,
         )
-
-    def census_taker(self) -> CensusTaker:
-        """Return an object that counts the pending messages of all topics for metrics."""
-        return CensusTaker(
+        self.due_counter = DueCounter(
+            self.index, self._drop_oldest, clock, self._runners.looks, self.backfill
+        )
+        self.census = CensusTaker(
             self.registry,
             self.passive_topics,
             self.tables.topics,
             self.index,
             self._drop_oldest,
-            self._clock,
+            clock,
+            run,
+            self.backfill,
         )
 
     async def recover(self, ground: Ground) -> None:
@@ -556,11 +563,13 @@ class Services:
                 self.bulk_changes,
                 self.deletion,
                 self.housekeeper,
+                self.log_size,
                 self.forgetter,
                 self.passivator,
                 self.tables,
                 self.relays,
                 self._binary_logs,
+                self.census,
             ):
                 nursery.start_soon(part.run)
             for topic in self.registry.active.values():

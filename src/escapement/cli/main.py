@@ -50,10 +50,15 @@ _COMMANDS: Final = {
         "Check the machine, the data directory and the databases of a broker.",
     ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
+    "console": (
+        "escapement.cli.operation.console",
+        "Serve web pages that show and change what is scheduled.",
+    ),
     "gateway": (
         "escapement.cli.operation.gateway",
         "Serve messages over HTTP, for programs in any language.",
     ),
+    "mcp": ("escapement.cli.operation.mcp", "Give an agent tools for messages, over MCP."),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "migrate": (
         "escapement.cli.operation.migrate",

@@ -12,7 +12,7 @@ from escapement.client import delivery_times
 from escapement.client.administration.amending import amend
 from escapement.client.administration.bulk import Bulk
 from escapement.client.administration.finding import find
-from escapement.client.administration.forecast import Forecast
+from escapement.client.administration.forecast import Forecast, NamespaceForecast
 from escapement.client.administration.hints import hint
 from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
@@ -35,8 +35,9 @@ from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.producing.traced_producer import TracedProducer
 from escapement.client.selection import Selection, criteria, select
 from escapement.client.serializers import SerializerLike
+from escapement.client.settings import check_reason
 from escapement.errors import InvalidRequest
-from escapement.message import NO_TIME, MessageId
+from escapement.message import NO_TIME, Int64s, MessageId
 from escapement.protocol import commands as wire
 from escapement.traits import KeyRange
 
@@ -45,9 +46,10 @@ class Broker:
     """A client of a broker, created by ``connect``. It reconnects when the connection is lost."""
 
     @internal
-    def __init__(self, lines: Lines, welcome: wire.Welcome) -> None:
+    def __init__(self, lines: Lines, welcome: wire.Welcome, reason: str = "") -> None:
         self._lines = lines
         self._welcome = welcome
+        self._reason = reason  # "" if the requests have no other reason than the client
 
     @property
     def name(self) -> str:
@@ -67,6 +69,26 @@ class Broker:
     def connected(self) -> bool:
         """Whether the client is connected at the moment, to all brokers that it has used."""
         return self._lines.connected
+
+    def because(self, reason: str) -> Broker:
+        """Return this client with a reason for its requests, for the audit log of the broker.
+
+        The result uses the same connections. It sends the reason with each administrative request,
+        each cancel, reschedule and run-now, and each bulk change. The broker records them with
+        this reason, and not with that of the ``Settings``. It also records cancels, reschedules and
+        run-nows of applications then. Brokers of an earlier version ignore the reason.
+
+        ::
+
+            await broker.because("ticket 4711").cancel(ids)
+
+        Args:
+          reason: at most 500 characters. "" stands for the reason of the ``Settings``.
+
+        Raises:
+          InvalidRequest: if the reason is too long.
+        """
+        return Broker(self._lines, self._welcome, check_reason(reason))
 
     async def producer(
         self,
@@ -312,7 +334,8 @@ class Broker:
           EscapementError: if the broker refuses, or does not answer in time. More than 32,768
             messages are sent in several requests, so some may be cancelled then.
         """
-        return await amend(self._lines, what, topic, key, dedup, wire.Cancel)
+        request = partial(wire.Cancel, reason=self._reason)
+        return await amend(self._lines, what, topic, key, dedup, request)
 
     async def select(
         self,
@@ -382,7 +405,7 @@ class Broker:
             raise InvalidRequest("no time was given: pass delay= or at=, or call run_now")
         delay_ms, at_ms = delivery_times.one(delay, at)
         spread_ms = delivery_times.span_ms(spread)
-        request = partial(wire.Reschedule, delay_ms=delay_ms, at_ms=at_ms, spread_ms=spread_ms)
+        request = self._reschedule(delay_ms, at_ms, spread_ms)
         return await amend(self._lines, what, topic, key, dedup, request)
 
     async def run_now(
@@ -400,8 +423,19 @@ class Broker:
         arguments and the errors are as for ``cancel``, and the outcomes as for ``reschedule``.
         """
         spread_ms = delivery_times.span_ms(spread)
-        request = partial(wire.Reschedule, delay_ms=NO_TIME, at_ms=NO_TIME, spread_ms=spread_ms)
+        request = self._reschedule(NO_TIME, NO_TIME, spread_ms)
         return await amend(self._lines, what, topic, key, dedup, request)
+
+    def _reschedule(
+        self, delay_ms: int, at_ms: int, spread_ms: int
+    ) -> Callable[[int, str, Int64s], wire.Reschedule]:
+        return partial(
+            wire.Reschedule,
+            delay_ms=delay_ms,
+            at_ms=at_ms,
+            spread_ms=spread_ms,
+            reason=self._reason,
+        )
 
     def read(
         self,
@@ -505,14 +539,37 @@ class Broker:
           InvalidRequest: if an argument is not valid.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        answer = await self.admin(
-            "topics.forecast",
-            topic=topic,
-            by_ms=delivery_times.delay_ms(by, "by", 1),
-            within_ms=delivery_times.delay_ms(within, "within", 1),
-            origin_ms=None if origin is None else delivery_times.at_ms(origin, "origin"),
-        )
-        return Forecast._of(answer)
+        spans = delivery_times.span_arguments(by, within, origin)
+        return Forecast._of(await self.admin("topics.forecast", topic=topic, **spans))
+
+    async def forecast_namespace(
+        self,
+        namespace: str | None = None,
+        *,
+        by: Delay = (1, "hour"),
+        within: Delay = (1, "day"),
+        origin: datetime | None = None,
+    ) -> NamespaceForecast:
+        """Count the messages of a namespace that become due in each span of time, and overdue ones.
+
+        The answer may be some time old: the broker counts in the background, and rests afterwards
+        for 30 times as long as it has counted. Brokers with up to a million pending messages need
+        less than a second to count.
+
+        Args:
+          namespace: the full name of the namespace, such as ``shop/eu``; None for all namespaces.
+          by: the length of each span, as for ``forecast``.
+          within: how far to look ahead from the time of the count.
+          origin: a time at which one of the spans begins; None selects midnight in UTC.
+
+        Raises:
+          Busy: if the broker is still counting for the first time.
+          InvalidRequest: if an argument is not valid.
+          EscapementError: if the broker refuses, or does not answer in time.
+        """
+        spans = delivery_times.span_arguments(by, within, origin)
+        answer = await self.admin("namespaces.forecast", namespace=namespace, **spans)
+        return NamespaceForecast._of(answer)
 
     async def pause(
         self,
@@ -579,4 +636,4 @@ class Broker:
           Disconnected: if no answer arrives. The request may or may not have taken effect.
           EscapementError: if the broker refuses.
         """
-        return await ask_verb(self._lines, verb, **arguments)
+        return await ask_verb(self._lines, self._reason, verb, **arguments)

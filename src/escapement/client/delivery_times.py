@@ -56,6 +56,19 @@ def _duration_ms(delay: Delay) -> int:
     return of(delay)
 
 
+def span_arguments(by: Delay, within: Delay, origin: datetime | None) -> dict[str, int | None]:
+    """Return the arguments of a forecast: the length of its spans, its period and its origin.
+
+    Raises:
+      InvalidRequest: if one is not valid.
+    """
+    return {
+        "by_ms": delay_ms(by, "by", 1),
+        "within_ms": delay_ms(within, "within", 1),
+        "origin_ms": None if origin is None else at_ms(origin, "origin"),
+    }
+
+
 def span_ms(spread: Delay | None) -> int:
     """Return the length of a spread in milliseconds; 0 for None.
 

@@ -31,7 +31,8 @@ class Settings:
         doubles with each failure, up to ``reconnect_longest_s``. In the first minute of an
         outage no wait is longer than a second.
       reason: why the client makes its administrative requests, such as "ticket 4711". The audit log
-        of the broker shows it. At most 500 characters.
+        of the broker shows it. At most 500 characters. ``Broker.because`` gives a reason for single
+        requests.
     """
 
     connect_timeout_s: float = 10.0
@@ -49,5 +50,11 @@ class Settings:
         Raises:
           InvalidRequest: if it is too long.
         """
-        if len(self.reason) > MAX_REASON_CHARS:
-            raise InvalidRequest(f"The reason may have at most {MAX_REASON_CHARS} characters.")
+        check_reason(self.reason)
+
+
+def check_reason(reason: str) -> str:
+    """Return a reason for the audit log. Raise ``InvalidRequest`` if it is too long."""
+    if len(reason) > MAX_REASON_CHARS:
+        raise InvalidRequest(f"The reason may have at most {MAX_REASON_CHARS} characters.")
+    return reason

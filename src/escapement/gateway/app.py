@@ -56,6 +56,7 @@ class GatewayApp:
       clients: the clients of the tokens of requests.
 
     Attributes:
+      routes: its routes, for applications that have further ones.
       asgi: the ASGI application.
     """
 
@@ -64,13 +65,17 @@ class GatewayApp:
         self._requests = self._bytes = 0
         self._waiting: set[trio.CancelScope] = set()
         self._stopping = False
-        routes = [Route("/livez", _live), Route("/openapi.json", _openapi), *docs_page.routes()]
-        routes += [
-            Route(PREFIX + one.path, self._answering(one), methods=[one.method])
-            for one in OPERATIONS
+        self.routes: Final = [
+            Route("/openapi.json", _openapi),
+            *docs_page.routes(),
+            *(
+                Route(PREFIX + one.path, self._answering(one), methods=[one.method])
+                for one in OPERATIONS
+            ),
         ]
         self.asgi = Starlette(
-            routes=routes, exception_handlers={HTTPException: no_such_route, Exception: failed}
+            routes=[Route("/livez", _live), *self.routes],
+            exception_handlers={HTTPException: no_such_route, Exception: failed},
         )
 
     def stop(self) -> None:

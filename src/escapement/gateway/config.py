@@ -1,18 +1,17 @@
-"""The configuration of the gateway, and what makes it unsafe or impossible."""
+"""Where the gateway listens, and what makes that unsafe or impossible."""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from escapement.broker.front.certificates import Certificates, TlsFiles
 from escapement.errors import InvalidRequest
 from escapement.loopback import is_loopback
 
 DEFAULT_GATEWAY_PORT: Final = 7652
-_PACKAGES: Final = ("starlette", "hypercorn", "msgspec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +22,18 @@ class GatewayConfig:
       tls_cert, tls_key: PEM files, for HTTPS; both or neither.
     """
 
+    # What errors call the server, the packages that it needs, and the extra that installs them.
+    NAME: ClassVar[str] = "gateway"
+    PACKAGES: ClassVar[tuple[str, ...]] = ("starlette", "hypercorn", "msgspec")
+    EXTRA: ClassVar[str] = "http"
+
     host: str
     port: int
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
     def check(self, *, insecure: bool) -> None:
-        """Check that the gateway can be served and may be.
+        """Check that the server can run and may run.
 
         Args:
           insecure: whether the operator allows plain HTTP on addresses that other machines reach.
@@ -38,11 +42,11 @@ class GatewayConfig:
           InvalidRequest: if a package is missing, TLS is incomplete, a file of it cannot be used,
             or tokens could be overheard.
         """
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             raise InvalidRequest(
-                f"The gateway needs packages that are not installed ({', '.join(missing)}). "
-                "Install them with: pip install 'escapement[http]'"
+                f"The {self.NAME} needs packages that are not installed ({', '.join(missing)}). "
+                f"Install them with: pip install 'escapement[{self.EXTRA}]'"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("--tls-cert and --tls-key need each other.")

@@ -34,6 +34,7 @@ from escapement.protocol.limits import (
     MAX_INT64,
     MAX_MESSAGE_CHARS,
     MAX_NAME_CHARS,
+    MAX_REASON_CHARS,
     MAX_REPLY_CONTAINERS,
     MAX_REQUEST_CONTAINERS,
     MAX_REQUEST_ITEMS,
@@ -336,6 +337,7 @@ OptionalName = Annotated[str, Text(MAX_NAME_CHARS)]
 FieldTexts = Annotated[tuple[str, ...], Texts(MAX_TABLE_FIELDS, MAX_NAME_CHARS)]
 SubscriptionKind = Annotated[str, Choice(SUBSCRIPTION_KINDS)]
 Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
+Reason = Annotated[str, Text(MAX_REASON_CHARS)]
 Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]
 LogId = Annotated[bytes, ByteString(LOG_ID_BYTES)]
 BodyBytes = Annotated[Buffer, Body()]

@@ -47,7 +47,7 @@ MAX_VERB_CHARS: Final = 64
 LOG_ID_BYTES: Final = 16
 MAX_TOKEN_CHARS: Final = 200
 MAX_CODE_CHARS: Final = 64
-# The reason of a client's administrative requests. With all its bytes it fits a Hello.
+# The reason of a client, or of one request. With all its bytes it fits a Hello.
 MAX_REASON_CHARS: Final = 500
 # A host name of 253 characters, a colon and a port.
 MAX_ADDRESS_CHARS: Final = 260
@@ -78,6 +78,8 @@ LIMIT_DELAY_MS: Final = "max_delay_ms"
 LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
 # The most messages in one Reject. Only a broker that knows this command announces it.
 LIMIT_REJECTS: Final = "max_rejects"
+# The most characters of the reason of a request. Only a broker that knows this field announces it.
+LIMIT_REASON: Final = "max_reason_chars"
 # The number of bundles, the bundle of the connection, and the epoch of its broker's lease. Only a
 # broker of a database with several bundles announces them.
 LIMIT_BUNDLES: Final = "bundles"

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from escapement.client import broker as brokers
-from escapement.client.administration.forecast import Forecast
+from escapement.client.administration.forecast import Forecast, NamespaceForecast
 from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
 from escapement.client.administration.peeking import Upcoming
@@ -53,6 +53,10 @@ class Broker:
     def connected(self) -> bool:
         """Whether the client is connected at the moment."""
         return self._broker.connected
+
+    def because(self, reason: str) -> Broker:
+        """Return this client with a reason for its requests; see ``escapement.Broker.because``."""
+        return Broker(self._loop, self._broker.because(reason))
 
     def producer(self, topic: str, **options: Any) -> Producer:
         """Open a producer for a topic; ``options`` are those of ``escapement.Broker.producer``."""
@@ -137,6 +141,13 @@ class Broker:
         See ``escapement.Broker.forecast``.
         """
         return self._loop.call(self._broker.forecast, topic, **options)
+
+    def forecast_namespace(self, namespace: str | None = None, **options: Any) -> NamespaceForecast:
+        """Count the messages of a namespace that become due in each span of time, and overdue ones.
+
+        See ``escapement.Broker.forecast_namespace``.
+        """
+        return self._loop.call(self._broker.forecast_namespace, namespace, **options)
 
     def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
         """Pause deliveries of a topic or a subscription; see ``escapement.Broker.pause``."""

@@ -206,6 +206,40 @@ async def test_people_and_applications_cancel_messages(
         assert json.loads(found[1]["arguments"]) == {"messages": 1, "offsets": [1]}
 
 
+async def test_each_request_may_have_a_reason_of_its_own(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """B17: it wins over that of the client. With it, changes of an application are recorded too."""
+    async with (
+        testing.start(engine=engine) as world,
+        client(world, "shop", reason="nightly") as shop,
+    ):
+        person = shop.because("ticket 4711")
+        async with await shop.producer("t") as producer:
+            ids = [(await producer.send(b"x", delay="1h")).id for _ in range(4)]
+        await person.cancel(ids[:1])
+        await person.reschedule(ids[1:2], delay="2h")
+        await person.run_now(ids[2:3])
+        await shop.cancel(ids[3:])
+        await person.pause("t")
+        await shop.resume("t")
+        changes = [
+            await person.bulk.cancel("t", everything=True),
+            await person.bulk.cancel("t", everything=True, reason="wrong price"),
+        ]
+        assert [one.reason for one in changes] == ["ticket 4711", "wrong price"]
+        found = [(one["verb"], one["reason"]) for one in reversed(await actions(shop))]
+    assert found == [
+        ("messages.cancel", "ticket 4711"),
+        ("messages.reschedule", "ticket 4711"),
+        ("messages.reschedule", "ticket 4711"),
+        ("dispatch.pause", "ticket 4711"),
+        ("dispatch.resume", "nightly"),
+        ("bulk.start", "ticket 4711"),
+        ("bulk.start", "ticket 4711"),
+    ]
+
+
 async def test_reason_over_http_is_in_a_header(mock_clock: trio.testing.MockClock) -> None:
     """B17: with the address of the program."""
     async with testing.start() as world, side_port(world) as http, client(world) as broker:

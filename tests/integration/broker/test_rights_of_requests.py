@@ -397,6 +397,29 @@ async def test_tokens_and_grants_are_bounded(
         await root.admin("grants.add", role="a", pattern="t", actions=["produce"])
 
 
+async def test_client_is_told_what_it_may_do(mock_clock: trio.testing.MockClock) -> None:
+    """O1: also without tokens, without grants, and right after a change of its grants."""
+    async with testing.start() as world:
+        async with world.connect() as anyone:
+            assert await anyone.admin("access.own") == {
+                "role": None, "token_id": None, "expires_at_ms": None,
+                "grants": [{"pattern": "*", "actions": ["admin"]}],
+            }  # fmt: skip
+        async with connected(world, await begin(world)) as root:
+            expires_at_ms = world.clock.now_ms() + 60_000
+            token = await new_token(root, "r", expires_at_ms=expires_at_ms)
+            async with connected(world, token) as broker:
+                own = await broker.admin("access.own")
+                assert (own["role"], own["token_id"]) == ("r", token.id)
+                assert (own["expires_at_ms"], own["grants"]) == (expires_at_ms, [])
+                for pattern, actions in (("b/*", ["peek"]), ("a/b/t", ["produce", "consume"])):
+                    await root.admin("grants.add", role="r", pattern=pattern, actions=actions)
+                assert (await broker.admin("access.own"))["grants"] == [
+                    {"pattern": "a/b/t", "actions": ["produce", "consume"]},
+                    {"pattern": "b/*", "actions": ["peek"]},
+                ]
+
+
 async def test_rights_are_checked_after_the_wait_for_a_peer_that_does_not_read(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,10 @@ async def test_certificate_gives_its_role_the_rights_of_its_grants(
             await broker.admin("topics.create", topic="a/b/t")
             with pytest.raises(AccessDenied, match="Role billing lacks"):
                 await broker.admin("topics.create", topic="a/c/t")
+            assert await broker.admin("access.own") == {
+                "role": "billing", "token_id": None, "expires_at_ms": None,
+                "grants": [{"pattern": "a/b/*", "actions": ["admin"]}],
+            }  # fmt: skip
 
 
 async def test_optional_certificate_or_token_admits_a_client(

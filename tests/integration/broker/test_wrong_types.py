@@ -165,6 +165,7 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
     "show": {"message": 0, "topic": "t"},
     "find": {"topic": "t", "dedup": "a"},
     "forecast": {"topic": "t", "by": (1, "hour"), "within": (1, "day"), "origin": None},
+    "forecast_namespace": {"namespace": "public/default", "by": (1, "hour"), "within": "1d"},
     "groups.close": {
         "topic": "t", "group": "g", "subscription": "s", "then": escapement.FollowUp(b"", "u"),
     },

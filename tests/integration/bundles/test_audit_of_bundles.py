@@ -23,8 +23,8 @@ async def test_actions_at_all_brokers_are_listed_at_any(
     async with cluster(engine, tmp_path) as found:
         topics = [named(found, bundle)[0] for bundle in range(found.count)]
         async with connected(found) as client:
-            for topic in topics:
-                await client.admin("topics.create", topic=topic)
+            for number, topic in enumerate(topics):
+                await client.because(f"ticket {number}").admin("topics.create", topic=topic)
             await client.admin(
                 "schedules.create", schedule="a/b/beat", topic=topics[-1], cron="0 9 * * *"
             )
@@ -47,3 +47,6 @@ async def test_actions_at_all_brokers_are_listed_at_any(
             bundles = {(row["verb"], row["object"]): row["bundle"] for row in rows}
             assert [bundles[one] for one in expected] == owners
             assert {row["outcome"] for row in rows} == {"done"}
+            reasons = {row["object"]: row["reason"] for row in rows if "create" in row["verb"]}
+            tickets = {full(topic): f"ticket {number}" for number, topic in enumerate(topics)}
+            assert reasons == tickets | {"a/b/beat": None}

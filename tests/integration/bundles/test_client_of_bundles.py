@@ -94,6 +94,7 @@ async def test_listings_merge_the_answers_of_all_brokers(
             assert found_topics == sorted(map(full, topics[2:4]))
         stats = await client.admin("broker.stats")
         assert (stats["topics"], stats["name"]) == (5, "a:7650, b:7650")
+        assert stats["log_disk_bytes"] > 0
         await client.admin("namespaces.update", namespace="public/default", policy={"ttl_ms": "1h"})
         await client.admin("grants.add", role="r", pattern="*", actions=["consume"])
         client.hint()
@@ -109,6 +110,8 @@ async def test_verbs_of_the_cluster_go_to_any_broker_with_a_connection(
         shown = await client.admin("cluster.status")
         assert [one["name"] for one in shown["nodes"] if one["here"]] == ["b:7650"]
         assert [one["free"] for one in shown["bundles"]] == [True, False]
+        assert (await client.admin("broker.findings"))["node"] == "b:7650"
+        assert (await client.admin("access.own"))["role"] is None
         assert links(client) == {1: True}
 
 

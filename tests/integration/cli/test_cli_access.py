@@ -79,6 +79,9 @@ def test_first_token_roles_and_revocation_on_a_running_broker(
     )
     assert consumed.endswith("x")
     assert "billing  shop/eu/*  produce,consume" in ok(*as_root, "grants", "list", **at)
+    own = ok("admin", "grants", "own", **as_billing)
+    assert f"token id  {Token.parse(billing_file.read_text()).id}" in own
+    assert "billing  shop/eu/*  produce,consume" in own
 
     with (
         escapement.sync.connect(broker.url, token=root, settings=PATIENT) as admin,

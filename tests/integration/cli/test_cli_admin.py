@@ -43,6 +43,33 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
     assert "still has topics" in say("admin", "namespaces", "delete", "p2/eu", fails=1)
 
 
+def test_lateness_is_shown_by_subscription_and_by_minute(say: Say) -> None:
+    """B14: as tables and as JSON."""
+    lateness = ("admin", "subscriptions", "lateness")
+    say("admin", "subscriptions", "create", "late/cli/t", "s")
+    nothing = "no messages were delivered in this time"
+    assert say(*lateness, "late/cli/t", "s").strip() == nothing
+    say("produce", "late/cli/t", "x", "y")
+    say("consume", "late/cli/t", "s", "--count", "2")
+    listed = json.loads(say(*lateness, "--namespace", "late/cli", "-o", "json"))
+    assert (listed["within_ms"], listed["count"]) == (3_600_000, 50)
+    (found,) = listed["worst"]
+    assert (found["topic"], found["subscription"]) == ("late/cli/t", "s")
+    assert found["delivered"] == 2
+    assert found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
+    heads, line = say(*lateness, "--namespace", "late/cli", "--within", "1h").splitlines()
+    assert heads.split() == ["topic", "subscription", "delivered", "p50", "p99", "max"]
+    assert line.split()[:3] == ["late/cli/t", "s", "2"]
+    minutes = json.loads(say(*lateness, "late/cli/t", "s", "-o", "json"))["minutes"]
+    assert sum(one["delivered"] for one in minutes) == 2
+    table = say(*lateness, "late/cli/t", "s").splitlines()
+    assert table[0].split() == ["at", "delivered", "p50", "p99", "max"]
+    assert len(table) == 1 + len(minutes)
+    assert "or neither" in say(*lateness, "late/cli/t", fails=2)
+    both = (*lateness, "late/cli/t", "s", "--namespace", "late/cli")
+    assert "not both" in say(*both, fails=2)
+
+
 def test_delay_policy_is_set_and_shown(say: Say) -> None:
     """B10."""
     say("admin", "topics", "create", "bounds/eu/t")

@@ -63,6 +63,44 @@ def test_a_forecast_is_drawn_or_given_as_json(say: Say) -> None:
     assert "nothing falls due" in say("forecast", "weather", "--for", "1m")
 
 
+def test_a_namespace_is_forecast_with_what_is_overdue(say: Say) -> None:
+    """B6."""
+    say("admin", "namespaces", "create", "sky/eu")
+    for topic in ("sky/eu/rain", "sky/eu/snow"):
+        say("admin", "subscriptions", "create", topic, "s")
+        say("produce", topic, "x", "--delay", "30m")
+        say("produce", topic, "y")
+    drawn = say("forecast", "--namespace", "sky/eu", "--for", "1d")
+    assert "2 messages to fall due in this time" in drawn
+    assert "2 messages overdue: 2 due, 0 in retry\ncounted at " in drawn
+    found = json.loads(say("forecast", "--all", "--for", "1d", "-o", "json"))
+    assert (found["namespace"], found["scheduled"] >= 2, found["overdue"] >= 2) == (
+        None,
+        True,
+        True,
+    )
+    say("admin", "namespaces", "create", "sky/us")
+    assert "nothing falls due on sky/us" in say("forecast", "--namespace", "sky/us")
+    assert "there is no namespace" in say("forecast", "--namespace", "sky/mars", fails=1)
+    assert "one of TOPIC, --namespace and --all" in say("forecast", fails=2)
+    assert "one of TOPIC" in say("forecast", "sky/eu/rain", "--all", fails=2)
+
+
+def test_overview_shows_the_subscriptions_of_many_topics_in_pages(say: Say) -> None:
+    """B6."""
+    say("admin", "namespaces", "create", "over/view")
+    for topic in ("over/view/a", "over/view/b"):
+        say("admin", "subscriptions", "create", topic, "s")
+    following = "... continue with --after over/view/a s"
+    words = ["admin", "subscriptions", "overview", "over/view", "--count", "1"]
+    assert "over/view/a" in say(*words, notes=following)
+    page = ["admin", "subscriptions", "overview", "over/view", "--search", "view", "-o", "json"]
+    found = json.loads(say(*page, "--after", "over/view/a", "s"))
+    assert [row["topic"] for row in found["subscriptions"]] == ["over/view/b"]
+    assert found["next"] is None
+    assert "no subscriptions" in say("admin", "subscriptions", "overview", "--search", "nowhere!")
+
+
 def test_printed_id_names_the_message_in_every_command(say: Say) -> None:
     """B1, B6, N1, N3: an id of another topic than TOPIC is refused."""
     say("admin", "subscriptions", "create", "named", "s")

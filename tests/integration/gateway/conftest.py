@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.processes.broker import BrokerProcess, broker_process
-from support.processes.gateway import GatewayProcess, gateway_process
+from support.processes.http_server import HttpServerProcess, gateway_process
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture(scope="module")
 def gateway(
     broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
+) -> Iterator[HttpServerProcess]:
     with gateway_process(tmp_path_factory.mktemp("gateway"), broker.url) as running:
         yield running

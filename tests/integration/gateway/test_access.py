@@ -21,7 +21,7 @@ from escapement.access.token import Token
 from escapement.client.connection.token_source import TOKEN_VARIABLE
 from support.certificates import Authority
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
-from support.processes.gateway import COMMAND, GatewayProcess, gateway_process
+from support.processes.http_server import COMMAND, HttpServerProcess, gateway_process
 from support.roles import new_token
 
 TOPIC = "shop/eu/orders"
@@ -32,7 +32,7 @@ class Guarded:
     """A broker with access control, and a gateway whose process has the token of a superuser."""
 
     broker: BrokerProcess
-    gateway: GatewayProcess
+    gateway: HttpServerProcess
     root: str
 
     def connect(self) -> Any:
@@ -126,7 +126,7 @@ async def test_revoked_token_is_refused_within_two_seconds(guarded: Guarded) -> 
         assert code(again) == (401, "unauthenticated")
 
 
-async def test_request_without_a_token_must_be_local(gateway: GatewayProcess) -> None:
+async def test_request_without_a_token_must_be_local(gateway: HttpServerProcess) -> None:
     """B15: web sites and clients of proxies cannot use a broker without access control."""
     async with gateway.client(TOPIC) as http:
         port = gateway.url.rpartition(":")[2]
@@ -145,7 +145,7 @@ async def test_request_without_a_token_must_be_local(gateway: GatewayProcess) ->
         assert (await http.post("messages", content=b"x", headers=own)).status_code == 201
 
 
-def test_requests_beyond_bounds_are_refused(gateway: GatewayProcess) -> None:
+def test_requests_beyond_bounds_are_refused(gateway: HttpServerProcess) -> None:
     """B15: large bodies, repeated and huge headers, and unknown parameters are refused."""
     base_url = f"{gateway.url}/v1/topics/{TOPIC}/"
     with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as http:
@@ -161,7 +161,7 @@ def test_requests_beyond_bounds_are_refused(gateway: GatewayProcess) -> None:
         assert code(http.get("nothing")) == (404, "not_found")
 
 
-async def test_half_and_endless_bodies_publish_nothing(gateway: GatewayProcess) -> None:
+async def test_half_and_endless_bodies_publish_nothing(gateway: HttpServerProcess) -> None:
     """B15: the gateway ends endless bodies, and does not log senders that leave as bugs."""
     async with gateway.client("shop/eu/halves") as http:
         address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))

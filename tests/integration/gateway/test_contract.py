@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from escapement.gateway.app import OPERATIONS
-from support.processes.gateway import GatewayProcess
+from support.processes.http_server import HttpServerProcess
 
 TOPIC = "public/default/contract"
 MESSAGES = 4  # in this topic
@@ -32,7 +32,7 @@ CHECKS = [
 ]
 
 
-def test_document_is_valid_and_has_all_operations(gateway: GatewayProcess) -> None:
+def test_document_is_valid_and_has_all_operations(gateway: HttpServerProcess) -> None:
     """B15: the OpenAPI document names each operation once."""
     document = httpx.get(f"{gateway.url}/openapi.json").json()
     validate(document)
@@ -40,7 +40,7 @@ def test_document_is_valid_and_has_all_operations(gateway: GatewayProcess) -> No
     assert sorted(named) == sorted(one.name for one in OPERATIONS)
 
 
-def test_answers_conform_to_the_document(gateway: GatewayProcess) -> None:
+def test_answers_conform_to_the_document(gateway: HttpServerProcess) -> None:
     """B15: no request that the document describes, valid or not, gets an undocumented answer."""
     publish = f"{gateway.url}/v1/topics/{TOPIC}/messages"
     for _ in range(MESSAGES):

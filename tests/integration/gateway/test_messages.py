@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from support.processes.gateway import GatewayProcess
+from support.processes.http_server import HttpServerProcess
 
 HOUR = timedelta(hours=1)
 
@@ -27,7 +27,7 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-async def test_message_and_its_payload_are_shown(gateway: GatewayProcess) -> None:
+async def test_message_and_its_payload_are_shown(gateway: HttpServerProcess) -> None:
     """B15: a message is shown with its state and the start of its payload; the payload is whole."""
     async with gateway.client("shop/eu/shown") as http:
         assert problem(await http.get("messages/0")) == (404, "not_found")
@@ -49,7 +49,7 @@ async def test_message_and_its_payload_are_shown(gateway: GatewayProcess) -> Non
             assert problem(await http.get(wrong)) == (400, "invalid_request")
 
 
-async def test_search_has_pages_and_times(gateway: GatewayProcess) -> None:
+async def test_search_has_pages_and_times(gateway: HttpServerProcess) -> None:
     """B15: pages of a search show each matching message once, next due first."""
     async with gateway.client("shop/eu/search") as http:
         start = datetime.now(UTC).replace(microsecond=0) + HOUR
@@ -82,7 +82,7 @@ async def test_search_has_pages_and_times(gateway: GatewayProcess) -> None:
             assert problem(await http.get(f"messages?{wrong}")) == (400, "invalid_request")
 
 
-async def test_reschedule_and_cancel_of_one_message(gateway: GatewayProcess) -> None:
+async def test_reschedule_and_cancel_of_one_message(gateway: HttpServerProcess) -> None:
     """B15: only a message that was changed is a success. Other answers say why, for good."""
     async with gateway.client("shop/eu/one") as http:
         await publish(http, *({"delay": "1h"} for _ in range(3)))
@@ -113,7 +113,7 @@ async def test_reschedule_and_cancel_of_one_message(gateway: GatewayProcess) -> 
         assert problem(await http.delete("messages/2")) == (409, "conflict")
 
 
-async def test_reschedule_and_cancel_by_keys(gateway: GatewayProcess) -> None:
+async def test_reschedule_and_cancel_by_keys(gateway: HttpServerProcess) -> None:
     """B15: all pending messages with a key, or the one with an idempotency key, change at once."""
     async with gateway.client("shop/eu/keys") as http:
         await publish(

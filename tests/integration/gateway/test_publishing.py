@@ -10,7 +10,7 @@ import httpx
 
 import escapement
 from support.processes.broker import PATIENT, BrokerProcess
-from support.processes.gateway import GatewayProcess
+from support.processes.http_server import HttpServerProcess
 
 HOUR = timedelta(hours=1)
 
@@ -23,7 +23,7 @@ async def published(http: httpx.AsyncClient, content: bytes = b"x", **headers: s
     return answer.json()
 
 
-async def test_headers_of_a_message(broker: BrokerProcess, gateway: GatewayProcess) -> None:
+async def test_headers_of_a_message(broker: BrokerProcess, gateway: HttpServerProcess) -> None:
     """B15: the body is the payload, and headers carry the rest."""
     topic = "shop/eu/headers"
     async with (
@@ -47,7 +47,7 @@ async def test_headers_of_a_message(broker: BrokerProcess, gateway: GatewayProce
             assert message.group == "g"
 
 
-async def test_times_and_keys_of_messages(gateway: GatewayProcess) -> None:
+async def test_times_and_keys_of_messages(gateway: HttpServerProcess) -> None:
     """B15: headers set the delay, the time, the spread, the idempotency key and the replace key."""
     async with gateway.client("shop/eu/times") as http:
 
@@ -83,7 +83,7 @@ async def test_times_and_keys_of_messages(gateway: GatewayProcess) -> None:
         assert all(at <= one < at + HOUR / 2 for one in scattered)
 
 
-async def test_batch_of_messages(broker: BrokerProcess, gateway: GatewayProcess) -> None:
+async def test_batch_of_messages(broker: BrokerProcess, gateway: HttpServerProcess) -> None:
     """B15: a batch has an order and three forms of payloads. A wrong batch stores nothing."""
     topic = "shop/eu/batches"
     async with gateway.client(topic) as http:
@@ -123,7 +123,7 @@ async def test_batch_of_messages(broker: BrokerProcess, gateway: GatewayProcess)
         assert times[-1] - times[0] < timedelta(minutes=10, seconds=1)
 
 
-async def test_odd_texts_are_refused_as_wrong_requests(gateway: GatewayProcess) -> None:
+async def test_odd_texts_are_refused_as_wrong_requests(gateway: HttpServerProcess) -> None:
     """B15: texts that are not Unicode and values that are nested too deeply are refused."""
     async with gateway.client("shop/eu/odd") as http:
 

@@ -12,7 +12,7 @@ import trio
 
 import escapement
 from support.processes.broker import PATIENT, BrokerProcess
-from support.processes.gateway import GatewayProcess, gateway_process
+from support.processes.http_server import HttpServerProcess, gateway_process
 
 HERE = "subscriptions/s/"
 
@@ -52,7 +52,7 @@ async def consumers(broker: escapement.Broker, topic: str) -> int:
     return sum(len(one["consumers"]) for one in stats["subscriptions"])
 
 
-async def test_waiting_request_gets_a_message_when_it_is_due(gateway: GatewayProcess) -> None:
+async def test_waiting_request_gets_a_message_when_it_is_due(gateway: HttpServerProcess) -> None:
     """B15: long polls wait for the next message, and it is not early. Without one, none comes."""
     async with gateway.client("shop/eu/polls") as http:
         await begin(http)
@@ -78,7 +78,7 @@ async def test_waiting_request_gets_a_message_when_it_is_due(gateway: GatewayPro
 
 
 async def test_disconnected_request_loses_no_message(
-    broker: BrokerProcess, gateway: GatewayProcess
+    broker: BrokerProcess, gateway: HttpServerProcess
 ) -> None:
     """B15: a client that disconnects while it waits leaves the messages to the next one."""
     topic = "shop/eu/gone"
@@ -101,7 +101,7 @@ async def test_disconnected_request_loses_no_message(
         assert await consumers(native, topic) == 1, "each pull uses the same consumer again"
 
 
-async def test_messages_are_given_back_and_extended(gateway: GatewayProcess) -> None:
+async def test_messages_are_given_back_and_extended(gateway: HttpServerProcess) -> None:
     """B15: nack counts an attempt, release does not, and extend puts off the redelivery."""
     async with gateway.client("shop/eu/back") as http:
         await begin(http)
@@ -124,7 +124,7 @@ async def test_messages_are_given_back_and_extended(gateway: GatewayProcess) -> 
 
 
 async def test_gateways_share_acknowledgements_and_free_messages_when_they_die(
-    broker: BrokerProcess, gateway: GatewayProcess, tmp_path: Path
+    broker: BrokerProcess, gateway: HttpServerProcess, tmp_path: Path
 ) -> None:
     """B15: any gateway acknowledges. The messages of a killed gateway go back at once."""
     with gateway_process(tmp_path, broker.url) as other:
@@ -144,7 +144,7 @@ async def test_gateways_share_acknowledgements_and_free_messages_when_they_die(
 
 
 async def test_deleted_subscription_begins_anew(
-    broker: BrokerProcess, gateway: GatewayProcess
+    broker: BrokerProcess, gateway: HttpServerProcess
 ) -> None:
     """B15: consumers that the broker has closed do not stay in the way of later requests."""
     topic = "shop/eu/anew"
@@ -167,7 +167,7 @@ async def test_deleted_subscription_begins_anew(
     "demand", [{"wait": "61s"}, {"max_messages": 0}, {"max_messages": 1001}, {"ack_wait": "x"}]
 )
 async def test_demand_out_of_bounds_is_refused(
-    gateway: GatewayProcess, demand: dict[str, Any]
+    gateway: HttpServerProcess, demand: dict[str, Any]
 ) -> None:
     """B15: a request for too many messages, or with too long a wait, is refused."""
     async with gateway.client("shop/eu/bounds") as http:

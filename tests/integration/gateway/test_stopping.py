@@ -10,7 +10,7 @@ import trio
 
 import escapement
 from support.processes.broker import PATIENT, BrokerProcess
-from support.processes.gateway import GatewayProcess, gateway_process
+from support.processes.http_server import HttpServerProcess, gateway_process
 
 TOPIC = "shop/eu/stops"
 # Less than the time that requests in progress get at most.
@@ -27,7 +27,7 @@ async def received(
 
 
 async def test_stopping_gateway_answers_requests_and_gives_messages_back(
-    broker: BrokerProcess, gateway: GatewayProcess, tmp_path: Path
+    broker: BrokerProcess, gateway: HttpServerProcess, tmp_path: Path
 ) -> None:
     """B15: SIGTERM ends long polls, lets other requests finish, and frees received messages."""
     with gateway_process(tmp_path, broker.url) as stopped:

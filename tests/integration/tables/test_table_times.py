@@ -29,6 +29,23 @@ async def test_row_without_a_time_or_with_a_past_one_is_due_at_once(
             assert await taken(world, consumer, hours=3) == []
 
 
+async def test_lateness_of_rows_is_that_of_a_subscription(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9, B14: rows that the broker sends for the first time count from their times."""
+    topic = shop.create()
+    shop.insert(time_next=(START_MS - 5_000) * NS)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as inbox:
+            assert await inbox.ack(await taken(world, inbox, ms=20), durable=True) == 1
+        (found,) = (await broker.admin("subscriptions.lateness"))["worst"]
+        assert (found["topic"], found["subscription"]) == (topic, "table")
+        assert found["delivered"] == 1
+        assert abs(found["max_ms"] - 5_000) < 200
+        answer = await broker.admin("subscriptions.lateness", topic=topic, subscription="table")
+        assert [one["max_ms"] for one in answer["minutes"]] == [found["max_ms"]]
+
+
 async def test_row_of_the_last_possible_time_is_never_sent(
     shop: Shop, mock_clock: MockClock
 ) -> None:

@@ -161,6 +161,10 @@ class Access:
 
     # -- tokens ----------------------------------------------------------------
 
+    def token(self, id: str) -> TokenRecord | None:
+        """Return the stored token with this id."""
+        return self._tokens.get(id)
+
     def tokens(self) -> list[TokenRecord]:
         """Return all stored tokens with their last uses, by role and age."""
         found = [

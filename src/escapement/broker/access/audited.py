@@ -23,24 +23,25 @@ READS: Final = frozenset(
     verb
     for verb, rights in VERB_NEEDS.items()
     if rights and all(right.action == "peek" for right in rights)
-) - {"broker.stats", "cluster.status"} | {
-    "grants.list", "push.list", "push.secrets", "push.show", "tokens.list",
+) - {"broker.findings", "broker.stats", "cluster.status"} | {
+    "access.own", "grants.list", "push.list", "push.secrets", "push.show", "tokens.list",
 }  # fmt: skip
 
 # Verbs that change nothing and are never recorded.
 UNRECORDED: Final = READS | {
-    "broker.stats", "cluster.status", "audit.list", "outboxes.poll", "tables.poll",
+    "broker.findings", "broker.stats", "cluster.status", "audit.list", "outboxes.poll",
+    "tables.poll",
 }  # fmt: skip
 # Requests that applications make while they process messages. They are recorded only if a person
-# makes them.
+# makes them, or if they have a reason of their own.
 OF_APPLICATIONS: Final = frozenset({"tables.ack", "groups.close"})
-# The commands that are recorded if a person sends them, and the names that they get.
+# The commands that are recorded like these, and the names that they get.
 COMMANDS: Final[dict[type[wire.Command], str]] = {
     wire.Cancel: "messages.cancel",
     wire.Reschedule: "messages.reschedule",
 }
-# The names of the clients through which people work.
-PEOPLE: Final = frozenset({"cli", "console", "http"})
+# The names of the clients through which people and agents work.
+PEOPLE: Final = frozenset({"cli", "console", "http", "mcp"})
 
 # The arguments that name the object of an action; the first that is given counts.
 _OBJECTS: Final = (
@@ -61,11 +62,25 @@ _SHORT_LIST: Final = 10
 
 
 class Origin(NamedTuple):
-    """Where a request comes from: the client's name and address, and the reason that it gives."""
+    """Where a request comes from: the client's name and address, and the reason that it gives.
+
+    Attributes:
+      is_explained: whether the reason is of this request, and not of all requests of the client.
+    """
 
     client: str = ""
     peer: str = ""
     reason: str = ""
+    is_explained: bool = False
+
+    def because(self, reason: str) -> Origin:
+        """Return the origin of a request with a reason of its own, "" if it has none."""
+        return self._replace(reason=reason, is_explained=True) if reason else self
+
+    @property
+    def is_person(self) -> bool:
+        """Whether a person makes the request, as far as the broker can tell."""
+        return self.client in PEOPLE or self.is_explained
 
 
 def reason_in(value: Any) -> str:
@@ -88,11 +103,10 @@ class Request(NamedTuple):
 
 def recorded_verb(verb: str, arguments: Mapping[str, Any], origin: Origin) -> Request | None:
     """Return what to record of an administrative request, or None."""
-    by_person = origin.client in PEOPLE
     if (
         verb in UNRECORDED
         or verb not in VERB_NEEDS
-        or (verb in OF_APPLICATIONS and not by_person)
+        or (verb in OF_APPLICATIONS and not origin.is_person)
         or arguments.get("dry_run") is True
     ):
         return None
@@ -106,9 +120,12 @@ def recorded_verb(verb: str, arguments: Mapping[str, Any], origin: Origin) -> Re
 def recorded_command(command: wire.Command, origin: Origin) -> Request | None:
     """Return what to record of a command to cancel or reschedule messages, or None."""
     verb = COMMANDS.get(type(command))
-    if verb is None or origin.client not in PEOPLE:
+    if verb is None:
         return None
     assert isinstance(command, wire.Cancel | wire.Reschedule)
+    origin = origin.because(command.reason)
+    if not origin.is_person:
+        return None
     offsets = command.offsets
     given = {"messages": len(offsets), "offsets": [int(one) for one in offsets[:_SHORT_LIST]]}
     if isinstance(command, wire.Reschedule):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 
 from escapement.access.coverage import Coverage
-from escapement.access.grant import Action
+from escapement.access.grant import Action, Grant
 from escapement.access.pattern import ALL
 from escapement.access.rights import Need
 from escapement.broker.access.access import Access
@@ -13,6 +14,7 @@ from escapement.broker.access.audited import NOWHERE, Origin
 from escapement.broker.access.needs import needs_of
 from escapement.errors import AccessDenied
 from escapement.protocol.commands import Command
+from escapement.storage.catalog.tokens import TokenRecord
 
 
 class Caller:
@@ -36,6 +38,15 @@ class Caller:
         self._access = access
         self._certificate_role = certificate_role
         self._token_id = ""  # "" if the role is that of a certificate
+
+    def because(self, reason: str) -> Caller:
+        """Return the caller of one request that has a reason of its own, "" if it has none."""
+        assert self.is_admitted, "a request came before the handshake"
+        if not reason:
+            return self
+        caller = copy(self)
+        caller.origin = self.origin.because(reason)
+        return caller
 
     async def admit(self, token: str) -> None:
         """Admit the caller with its token, "" if it sent none.
@@ -62,6 +73,17 @@ class Caller:
                 self._access.check(self._token_id)
         elif not self._access.is_open:
             self._access.authenticate("")
+
+    @property
+    def token(self) -> TokenRecord | None:
+        """The token of the caller; None if its role is that of a certificate, or it has none."""
+        return self._access.token(self._token_id) if self._token_id else None
+
+    def grants(self) -> list[Grant]:
+        """Return what the caller may do, by pattern."""
+        if self.role is None:
+            return [Grant("", ALL, frozenset(("admin",)))]
+        return self._access.rights.of(self.role)
 
     async def permit(self, needs: Iterable[Need]) -> None:
         """Raise ``AccessDenied`` unless the caller may do all that is needed, also by new grants.

@@ -137,6 +137,8 @@ _DEAD_LETTERS: Final = in_policy("produce", "dead_letter_topic")
 VERB_NEEDS: Final[dict[str, Row]] = {
     # Everyone may ask for a look at the outboxes: it only ends a wait of less than a second.
     "outboxes.poll": (),
+    # Everyone may know what they may do.
+    "access.own": (),
     "namespaces.list": (part_of(everything("peek")),),
     "namespaces.get": (namespace("peek"),),
     "namespaces.update": (namespace("admin"),),
@@ -144,6 +146,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "namespaces.delete": (namespace("admin"),),
     "namespaces.enable_delayed_message": (namespace("admin"),),
     "namespaces.disable_delayed_message": (namespace("admin"),),
+    "namespaces.forecast": (namespace("peek", optional=True),),
     "topics.list": (part_of(namespace("peek", optional=True)),),
     "topics.get": (topic("peek"),),
     "topics.update": (topic("admin"),),
@@ -156,7 +159,12 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "messages.select": (topic("peek"),),
     "messages.show": (topic("peek"),),
     "subscriptions.list": (topic("peek"),),
+    "subscriptions.overview": (part_of(namespace("peek", optional=True)),),
     "subscriptions.get": (topic("peek"),),
+    "subscriptions.lateness": (
+        topic("peek", optional=True),
+        part_of(namespace("peek", optional=True)),
+    ),
     "subscriptions.create": (topic("consume"), _DEAD_LETTERS),
     "subscriptions.update": (topic("admin"), _DEAD_LETTERS),
     "subscriptions.seek": (topic("admin"),),
@@ -217,6 +225,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "grants.remove": (pattern("admin", "pattern"),),
     "broker.stats": (everything("peek"),),
     "broker.update": (everything("admin"),),
+    "broker.findings": (everything("peek"),),
     "cluster.status": (everything("peek"),),
     "cluster.drain": (everything("admin"),),
     "cluster.undrain": (everything("admin"),),

@@ -14,16 +14,21 @@ from escapement.broker.access.audited import READS, recorded_verb
 from escapement.broker.access.caller import Caller
 from escapement.broker.access.needs import needs_of_verb
 from escapement.broker.admin import (
+    access,
     audit,
     bulk,
     cluster,
     dlq,
+    findings,
+    forecasts,
     grants,
     groups,
     inbox,
     jobs,
+    lateness,
     messages,
     namespaces,
+    overview,
     pauses,
     push,
     schedules,
@@ -90,6 +95,8 @@ class Admin:
 
 async def _stats(broker: Broker, given: Arguments) -> BrokerStats:
     given.end()
+    if broker.bundle_id == 0:  # the log tables of all bundles are read once
+        await broker.services.log_size.freshen()
     return broker.stats()
 
 
@@ -106,7 +113,10 @@ VERBS: Final[dict[str, Verb]] = {
     **namespaces.VERBS,
     **topics.VERBS,
     **messages.VERBS,
+    **forecasts.VERBS,
     **subscriptions.VERBS,
+    **lateness.VERBS,
+    **overview.VERBS,
     **dlq.VERBS,
     **bulk.VERBS,
     **pauses.VERBS,
@@ -118,8 +128,10 @@ VERBS: Final[dict[str, Verb]] = {
     **tables.VERBS,
     **tokens.VERBS,
     **grants.VERBS,
+    **access.VERBS,
     **cluster.VERBS,
     **audit.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
+    **findings.VERBS,
 }

@@ -104,7 +104,7 @@ def _wanted(given: Arguments) -> BulkRequest:
     everything = given.flag("everything")
     delay_ms, at_ms = given.optional_offset("delay_ms"), given.optional_number("at_ms")
     spread_ms = given.optional_number("spread_ms") or 0
-    reason = given.optional_text("reason") or ""
+    reason = given.optional_text("reason") or given.caller.origin.reason
     if action is None:
         raise InvalidRequest(f"A bulk change needs 'action' as one of {', '.join(_ACTIONS)}.")
     if (filter == Filter()) is not everything:

@@ -1,4 +1,4 @@
-"""The administrative operations (*verbs*) on messages of a topic: peek, select, forecast, show."""
+"""The administrative operations (*verbs*) on messages of a topic: peek, select, show."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from escapement.broker.broker import Broker
 from escapement.broker.inspection.message_history import State, SubscriptionStatus
 from escapement.broker.inspection.peek import Peeked
 from escapement.storage.index import Key
-
-_HOUR_MS: Final = 3_600_000
 
 
 class Content(TypedDict):
@@ -62,18 +60,6 @@ class MessageState(Content):
     priority: int
     group: str | None
     subscriptions: list[Annotated[dict[str, Plain], Fields(SubscriptionStatus)]]
-
-
-class Forecast(TypedDict):
-    """How many messages fall due in each span of ``by_ms``, from ``first_ms`` on."""
-
-    topic: str
-    from_ms: int
-    until_ms: int
-    by_ms: int
-    first_ms: int
-    total: int
-    counts: list[int]
 
 
 async def _peek_topic(broker: Broker, given: Arguments) -> MessagePage:
@@ -156,27 +142,8 @@ async def _show_message(broker: Broker, given: Arguments) -> MessageState:
             }
 
 
-async def _forecast_topic(broker: Broker, given: Arguments) -> Forecast:
-    topic = topic_of(broker, given)
-    by_ms = given.optional_number("by_ms") or _HOUR_MS
-    within_ms = given.optional_number("within_ms") or 24 * _HOUR_MS
-    origin_ms = given.optional_number("origin_ms") or 0
-    given.end()
-    found = await broker.forecast(topic, by_ms=by_ms, within_ms=within_ms, origin_ms=origin_ms)
-    return {
-        "topic": topic.name.full,
-        "from_ms": found.spans.from_ms,
-        "until_ms": found.spans.until_ms,
-        "by_ms": found.spans.by_ms,
-        "first_ms": found.spans.first_ms,
-        "total": int(found.counts.sum()),
-        "counts": found.counts.tolist(),
-    }
-
-
 VERBS: Final[dict[str, Verb]] = {
     "topics.peek": _peek_topic,
     "messages.select": _select_messages,
-    "topics.forecast": _forecast_topic,
     "messages.show": _show_message,
 }

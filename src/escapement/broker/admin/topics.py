@@ -6,14 +6,14 @@ from itertools import islice
 from typing import Annotated, Final, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.figures import SubscriptionFigures, figures
 from escapement.broker.admin.result import Deleted, Fields
-from escapement.broker.admin.subscriptions import SubscriptionFigures, figures
-from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
+from escapement.broker.admin.verb import MAX_ROWS, Verb, beginning_of, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict
-from escapement.names import NamespaceName, TopicName, is_anonymous
+from escapement.names import TopicName, is_anonymous
 from escapement.storage.catalog.catalog import TopicRecord
 from escapement.storage.catalog.policy import TopicPolicy
 
@@ -75,12 +75,7 @@ async def _list_topics(broker: Broker, given: Arguments) -> Topics:
     within = given.optional_text("namespace")
     given.end()
     seen = given.caller.coverage("peek")
-    prefix = ""
-    if within is not None:
-        prefix = NamespaceName.parse(within).full + "/"
-        # A role that sees only some topics is not told whether the namespace exists.
-        if f"{prefix}*" in seen:
-            broker.registry.namespaces.find(NamespaceName.parse(within))
+    prefix = beginning_of(broker, within, seen)
     async with broker.answering:
         names = sorted(seen.among(n for n in broker.registry.topics if n.startswith(prefix)))
         return {"topics": names[:MAX_ROWS], "total": len(names)}

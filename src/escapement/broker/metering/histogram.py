@@ -61,6 +61,25 @@ class Histogram:
         self._count()
         return Buckets(self._counts.tolist(), self._total)
 
+    @property
+    def size(self) -> int:
+        """The number of values so far."""
+        return sum(self.read().counts)
+
+    def quantile(self, share: float) -> int | None:
+        """Return the value below which a share of the values lies, about; None without values.
+
+        The values of a bucket count as spread evenly over it. Beyond all bounds, the highest bound
+        is the answer.
+        """
+        counts = self.read().counts
+        below, wanted = 0, share * sum(counts)
+        for count, low, high in zip(counts, (0, *self.bounds), self.bounds, strict=False):
+            if count and below + count >= wanted:
+                return low + round((high - low) * (wanted - below) / count)
+            below += count
+        return self.bounds[-1] if any(counts) else None
+
     def _count(self) -> None:
         if not self._arrays:
             return

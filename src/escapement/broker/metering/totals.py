@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from escapement.broker.metering.histogram import Histogram
+from escapement.broker.metering.lateness_history import LatenessHistory
 
 # From one tick of the timing wheel to a long outage.
 LATENESS_MS: Final = (
@@ -26,7 +27,7 @@ COMMIT_US: Final = (
 
 @dataclass(slots=True)
 class Totals:
-    """Numbers of messages since the broker started, and two histograms."""
+    """Numbers of messages since the broker started, two histograms, and a history."""
 
     published: int = 0
     delivered: int = 0
@@ -39,6 +40,8 @@ class Totals:
     early: int = 0  # messages that a shared subscription delivered before their due times
     # How long after its due time a message was delivered for the first time.
     lateness_ms: Histogram = field(default_factory=lambda: Histogram(LATENESS_MS))
+    # The same by subscription and minute.
+    lateness_history: LatenessHistory = field(default_factory=LatenessHistory)
     # From the forming of a group commit until it is durable.
     commit_us: Histogram = field(default_factory=lambda: Histogram(COMMIT_US))
 

@@ -40,5 +40,6 @@ class BrokerRequests(RequestHandler):
     async def _administer(self, command: wire.Admin) -> None:
         await self._outbound.room()
         # Checks rights, so not before the wait, which lasts as long as the peer does not read.
-        result = await self._admin.carry_out(command.verb, command.arguments, self._caller)
+        caller = self._caller.because(command.reason)
+        result = await self._admin.carry_out(command.verb, command.arguments, caller)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

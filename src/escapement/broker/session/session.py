@@ -53,11 +53,13 @@ from escapement.protocol.limits import (
     LIMIT_EPOCH,
     LIMIT_FRAME_BYTES,
     LIMIT_LOG,
+    LIMIT_REASON,
     LIMIT_REJECTS,
     LIMIT_REPLACE_KEYS,
     MAX_ACK_ROWS,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
+    MAX_REASON_CHARS,
     PROTOCOL_VERSION,
 )
 
@@ -284,6 +286,7 @@ class Session:
             LIMIT_DELAY_MS: self._limits.max_delay_ms,
             LIMIT_REPLACE_KEYS: self._limits.replace_keys,
             LIMIT_REJECTS: MAX_ACK_ROWS,
+            LIMIT_REASON: MAX_REASON_CHARS,
             LIMIT_LOG: chosen.services.log_identity,
         }
         if chosen.directory.count > 1:

@@ -37,7 +37,7 @@ from escapement.errors import Busy, EscapementError, InvalidRequest, NotFound, W
 from escapement.http import json_values
 from escapement.http.body import read_body
 from escapement.names import NamespaceName
-from escapement.protocol.bundle_verbs import MERGED, SOUGHT
+from escapement.protocol.bundle_verbs import SOUGHT, merge_of
 
 # The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
 MOST_REQUESTS: Final = 16
@@ -54,13 +54,11 @@ class SidePortApp:
 
     Args:
       shown: the brokers to show.
-      nursery: runs the census, which outlives the request that asks for it.
       admin: whether to serve /admin/v1.
     """
 
-    def __init__(self, shown: Shown, nursery: trio.Nursery, *, admin: bool) -> None:
+    def __init__(self, shown: Shown, *, admin: bool) -> None:
         self._shown = shown
-        self._nursery = nursery
         self._requests = 0
         routes = [
             Route("/livez", self._live),
@@ -97,7 +95,7 @@ class SidePortApp:
     # -- metrics ---------------------------------------------------------------
 
     async def _metrics(self, request: Request) -> Response:
-        await self._shown.freshen_census(self._nursery, CENSUS_WAIT_S)
+        await self._shown.freshen_census(CENSUS_WAIT_S)
         families = families_of(take_readings(self._shown))
         return _rendered(*render(families, request.headers.get("accept", ""), process=True))
 
@@ -128,10 +126,10 @@ class SidePortApp:
                 "Send the arguments with the header Content-Type: application/json."
             )
         arguments = json_values.decode(await read_body(request, MOST_BODY_BYTES))
-        if verb in MERGED:
+        merge = merge_of(verb, arguments)
+        if merge is not None:
             brokers = self._shown.brokers_of_all()
-            answers = await self._answers(brokers, verb, arguments, request)
-            return _result(MERGED[verb](answers))
+            return _result(merge(await self._answers(brokers, verb, arguments, request)))
         if verb in SOUGHT:
             return _result(await self._sought(verb, arguments, request))
         try:

@@ -94,5 +94,5 @@ def _broker_readings(shown: Shown, broker: Broker) -> BrokerReadings:
         active_topics=len(services.registry.active),
         waiting_bytes=services.pipeline.waiting_bytes,
         waiting_acks=services.pipeline.waiting_acks,
-        census=shown.last_census(broker),
+        census=services.census.last,
     )

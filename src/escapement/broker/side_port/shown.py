@@ -7,16 +7,14 @@ use it, and waits until their calls in threads have returned.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.membership import Membership
-from escapement.broker.upkeep.census import Census, CensusTaker
 from escapement.errors import Busy, InvalidRequest, ShuttingDown, WrongBundle
 from escapement.names import TopicName
 
@@ -34,7 +32,6 @@ class Shown:
         self.membership: Membership | None = None
         self.connections: Callable[[Broker], int] = lambda broker: 0
         self._brokers: dict[int, Broker] = {}  # by bundle
-        self._census_takers: dict[int, CensusTaker] = {}
         self._uses: dict[trio.CancelScope, Broker] = {}
         self._use_ended = trio.Event()
 
@@ -46,12 +43,11 @@ class Shown:
     def show(self, broker: Broker) -> None:
         """Show a broker that has just started, until it ends."""
         self._brokers[broker.bundle_id] = broker
-        self._census_takers[broker.bundle_id] = broker.services.census_taker()
         broker.on_end(lambda: self._end(broker))
 
     async def _end(self, broker: Broker) -> None:
         """Stop showing a broker, and end all requests that use it."""
-        del self._brokers[broker.bundle_id], self._census_takers[broker.bundle_id]
+        del self._brokers[broker.bundle_id]
         for scope, used in self._uses.items():
             if used is broker:
                 scope.cancel()
@@ -136,24 +132,8 @@ class Shown:
         if scope.cancelled_caught:
             raise ShuttingDown("the broker is stopping")
 
-    # -- the census ------------------------------------------------------------
-
-    def last_census(self, broker: Broker) -> Census | None:
-        """Return the last census of a broker; None if there was none."""
-        return self._census_takers[broker.bundle_id].last
-
-    async def freshen_census(self, nursery: trio.Nursery, within_s: float) -> None:
-        """Wait up to ``within_s`` for new censuses, unless it is too early for them.
-
-        Args:
-          nursery: runs the censuses, which go on if the caller is cancelled.
-        """
+    async def freshen_census(self, within_s: float) -> None:
+        """Wait up to ``within_s`` for new censuses, unless it is too early for them."""
         with trio.move_on_after(within_s):
             for broker in self.brokers:
-                if taker := self._census_takers.get(broker.bundle_id):
-                    use = partial(self._using, broker)
-                    await taker.fresh(partial(nursery.start_soon, use), within_s)
-
-    async def _using(self, broker: Broker, run: Callable[[], Awaitable[None]]) -> None:
-        with suppress(ShuttingDown), self.use(broker):
-            await run()
+                await broker.services.census.fresh(within_s)

@@ -49,10 +49,9 @@ async def _serve(config: SidePortConfig, address: str, shown: Shown) -> None:
     def ready(port: int) -> None:
         _log.info("http.ready", "the HTTP side port is on http://%s", address, address=address)
 
-    async with trio.open_nursery() as nursery:
-        app = SidePortApp(shown, nursery, admin=config.admin)
-        # The task ends by cancellation only.
-        await serve_http(app.asgi, config.host, config.port, trio.sleep_forever, ready=ready)
+    app = SidePortApp(shown, admin=config.admin)
+    # The task ends by cancellation only.
+    await serve_http(app.asgi, config.host, config.port, trio.sleep_forever, ready=ready)
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

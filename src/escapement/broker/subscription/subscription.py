@@ -716,7 +716,11 @@ class Subscription(ABC):
         self._totals.delivered += rows.height
         self._totals.redelivered += again
         late_ms = now_ms - wanted_ms
-        self._totals.lateness_ms.add(late_ms[rows.attempts == 1] if again else late_ms)
+        if again:
+            late_ms = late_ms[rows.attempts == 1]
+        record, totals = self.record, self._totals
+        totals.lateness_ms.add(late_ms)
+        totals.lateness_history.add(now_ms, record.topic_id, record.origin_id, late_ms)
         return [
             HandOver(consumer, own, delivery_id, consumer.halts, deadline_ms=common)
             for (consumer, _), (delivery_id, own), common in zip(

@@ -40,6 +40,7 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.topic.window_budget import WindowBudget
+from escapement.message import Int64s
 from escapement.sorting import lowest
 from escapement.storage.index import KEY_MIN, Key
 from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
@@ -97,6 +98,10 @@ class DeliveryWindow:
 
     def __len__(self) -> int:
         return len(self._wheel)
+
+    def due_ms(self) -> Int64s:
+        """Return a copy of the due times of all messages in the wheel, in no order. O(size)."""
+        return self._wheel.entries().when_ms
 
     def begin_at(self, now_ms: int) -> None:
         """Set the horizon just after ``now_ms``: subscriptions read earlier keys in the index."""

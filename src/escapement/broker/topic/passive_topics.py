@@ -172,9 +172,13 @@ class PassiveTopics:
         self, record: TopicRecord, subscriptions: Iterable[SubscriptionRecord]
     ) -> bool:
         """Return whether a passive topic may have messages that no subscription will get."""
-        if record.id in self._moves or cancellations_id(record.id) in self._chunks:
+        if self.has_changes(record.id):
             return True
         return any(one.start_offset or one.id in self._chunks for one in subscriptions)
+
+    def has_changes(self, topic_id: int) -> bool:
+        """Return whether messages of a passive topic were rescheduled or cancelled."""
+        return topic_id in self._moves or cancellations_id(topic_id) in self._chunks
 
     def done(self, subscription_id: int) -> int:
         """Return how many messages a passive topic's subscription has acknowledged.

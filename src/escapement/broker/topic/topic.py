@@ -601,6 +601,10 @@ class Topic:
         """The number of messages in the timing wheel."""
         return 0 if self._coming is None else len(self._coming)
 
+    def wheel_due_ms(self) -> Int64s:
+        """Return the due times of the messages in the timing wheel, in no order. O(messages)."""
+        return np.zeros(0, np.int64) if self._coming is None else self._coming.due_ms()
+
 
 def _entries(due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Entries:
     """Return keys as entries of the timing wheel, with their traits as tags."""

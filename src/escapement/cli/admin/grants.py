@@ -8,7 +8,7 @@ import click
 
 from escapement.access.grant import ACTIONS
 from escapement.cli.admin.group import AdminCommand, verb
-from escapement.cli.output.table import print_rows
+from escapement.cli.output.table import print_record, print_rows
 
 _COLUMNS: Final = ("role", "pattern", "actions")
 
@@ -70,6 +70,21 @@ def remove_grant(admin: AdminCommand, role: str, pattern: str, actions: list[str
     Takes effect at once: producers and consumers without a right are closed.
     """
     admin.ask("grants.remove", _print_one, role=role, pattern=pattern, actions=actions)
+
+
+@verb(grants, "own", "")
+def own_grants(admin: AdminCommand) -> None:
+    """Show your role, your token and your grants.
+
+    Without a role, the broker has no tokens, and you may do everything.
+    """
+    admin.ask("access.own", _print_own)
+
+
+def _print_own(answer: dict[str, Any]) -> None:
+    rows = answer.pop("grants")
+    print_record(answer)
+    _print([row | {"role": answer["role"]} for row in rows])
 
 
 def _print_one(row: dict[str, Any]) -> None:

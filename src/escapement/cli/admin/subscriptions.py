@@ -10,7 +10,7 @@ import click
 from escapement.cli.admin.group import AdminCommand, subscription_argument, topic_argument, verb
 from escapement.cli.input.message_ids import offset_of, position_of
 from escapement.cli.input.options import kind_option
-from escapement.cli.input.parameters import moment, start_position
+from escapement.cli.input.parameters import duration_ms, moment, start_position
 from escapement.cli.input.policy import policy_options, policy_printer
 from escapement.cli.output.table import print_record, print_rows
 from escapement.client.delivery_times import Where
@@ -22,10 +22,14 @@ SUBSCRIPTION_COLUMNS: Final = (
     "consumers",
     "ready",
     "in_flight",
+    "retrying",
     "unacknowledged",
     "delivered",
     "redelivered",
 )
+_FIGURES: Final = ("delivered", "p50_ms", "p99_ms", "max_ms")
+_COUNTED: Final = (*SUBSCRIPTION_COLUMNS[:3], "due", "scheduled", *SUBSCRIPTION_COLUMNS[4:])
+_OVERVIEW: Final = ("topic", *SUBSCRIPTION_COLUMNS, "dead_lettered")
 _print: Final = policy_printer(SubscriptionPolicy)
 
 
@@ -40,12 +44,109 @@ def list_subscriptions(admin: AdminCommand, topic: str) -> None:
     """List the subscriptions of a topic.
 
     The column unacknowledged counts messages that are due or not. For a shared subscription it
-    includes messages that were due before the subscription began, which it never gets.
+    includes messages that were due before the subscription began, which it never gets. The columns
+    due and scheduled are estimates if the topic has some hundred thousand messages.
     """
     admin.ask(
         "subscriptions.list",
-        lambda rows: print_rows(rows, SUBSCRIPTION_COLUMNS, "no subscriptions"),
+        lambda rows: print_rows(rows, _COUNTED, "no subscriptions"),
         topic=topic,
+    )
+
+
+@verb(subscriptions, "lateness", "", "--namespace shop/eu --within 10m", "shop/eu/orders billing")
+@click.argument("topic", required=False)
+@click.argument("subscription", required=False)
+@click.option("--namespace", metavar="NAMESPACE", help="Only subscriptions of this namespace.")
+@click.option(
+    "--within",
+    "within_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="Only messages of the last minutes, of at most 2h.  [default: 1h]",
+)
+@click.option(
+    "--count", type=click.IntRange(1), metavar="N", help="Most subscriptions.  [default: 50]"
+)
+def show_lateness(
+    admin: AdminCommand,
+    topic: str | None,
+    subscription: str | None,
+    namespace: str | None,
+    within_ms: int | None,
+    count: int | None,
+) -> None:
+    """Show how late messages were delivered.
+
+    Lists the subscriptions with the highest p99, or the minutes of one SUBSCRIPTION of a TOPIC. The
+    lateness of a message is the time from its due time to its first delivery.
+    """
+    if (topic is None) != (subscription is None):
+        raise click.UsageError("Give a TOPIC and its SUBSCRIPTION, or neither.")
+    if topic is not None and namespace is not None:
+        raise click.UsageError("Give a TOPIC or --namespace, not both.")
+
+    def show(answer: dict[str, Any]) -> None:
+        named = "worst" in answer
+        heads = ("topic", "subscription") if named else ("at_ms",)
+        rows = answer["worst" if named else "minutes"]
+        print_rows(rows, (*heads, *_FIGURES), "no messages were delivered in this time")
+
+    admin.ask(
+        "subscriptions.lateness",
+        show,
+        topic=topic,
+        subscription=subscription,
+        namespace=namespace,
+        within_ms=within_ms,
+        count=count,
+    )
+
+
+@verb(
+    subscriptions,
+    "overview",
+    "",
+    "shop/eu --search bill",
+    "--after shop/eu/orders billing --count 1000 -o json",
+)
+@click.option("--search", metavar="TEXT", help="Only topics or subscriptions with TEXT in a name.")
+@click.option(
+    "--after", nargs=2, metavar="TOPIC SUBSCRIPTION", help="Begin after this subscription, by name."
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="The most subscriptions to show.",
+)
+@click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
+def overview(
+    admin: AdminCommand,
+    namespace: str | None,
+    search: str | None,
+    after: tuple[str, str] | None,
+    count: int,
+) -> None:
+    """Show the subscriptions of all topics, or of those of one namespace, by name.
+
+    The columns ready, in_flight and retrying are 0 for topics that are not in use.
+    """
+
+    def show(answer: dict[str, Any]) -> None:
+        print_rows(answer["subscriptions"], _OVERVIEW, "no subscriptions")
+        if answer["next"] is not None:
+            topic, name = answer["next"]
+            click.echo(f"... continue with --after {topic} {name}", err=True)
+
+    admin.ask(
+        "subscriptions.overview",
+        show,
+        namespace=namespace,
+        search=search,
+        after=None if after is None else [after[0], after[1]],
+        count=count,
     )
 
 

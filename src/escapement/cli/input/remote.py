@@ -64,7 +64,7 @@ def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> R
 
     async def connected() -> Result:
         files = kept() if at.tls else {}
-        settings = Settings(reason=_of_command(REASON) or "")
+        settings = Settings(reason=given_reason())
         async with connect(
             str(at), name="cli", token_file=token_file(), settings=settings, **files
         ) as broker:
@@ -77,6 +77,11 @@ def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> R
 def token_file() -> str | None:
     """Return the option --token-file of the command that is running."""
     return _of_command(TOKEN_FILE)
+
+
+def given_reason() -> str:
+    """Return the option --reason of the command that is running, "" if it is not given."""
+    return _of_command(REASON) or ""
 
 
 def _of_command(key: str) -> str | None:

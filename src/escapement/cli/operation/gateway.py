@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
-from typing import Final
 
 import click
 import trio
 
 from escapement.broker.crash import one_error
+from escapement.cli.input.http_options import connecting, http_options
 from escapement.cli.input.log_options import log_options
-from escapement.cli.input.parameters import host_and_port
-from escapement.cli.input.remote import broker_option
-from escapement.cli.input.tls_files import kept
 from escapement.cli.operation.stop_signal import stopped
 from escapement.cli.output.log_format import LogFormat, start_logging
-from escapement.client.broker import Broker
-from escapement.client.connect import connect
 from escapement.client.connection.address import Addresses
-from escapement.client.connection.tls import ClientFiles
-from escapement.errors import Unauthenticated
 from escapement.gateway.config import DEFAULT_GATEWAY_PORT, GatewayConfig
-
-_option = partial(click.option, show_default=True, show_envvar=True)
-_HOST: Final = "127.0.0.1"
 
 
 @click.command(
@@ -45,33 +33,7 @@ _HOST: Final = "127.0.0.1"
     SIGTERM and Ctrl-C stop the gateway: it finishes the requests in progress.
     """,
 )
-@_option(
-    "--listen",
-    type=host_and_port,
-    metavar="HOST:PORT",
-    default=f"{_HOST}:{DEFAULT_GATEWAY_PORT}",
-    envvar="ESCAPEMENT_GATEWAY_LISTEN",
-    help="Address to accept requests on; port 0 picks a free port.",
-)
-@broker_option
-@_option(
-    "--tls-cert",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="ESCAPEMENT_GATEWAY_TLS_CERT",
-    help="Certificate of this gateway, PEM. Requests then need HTTPS.",
-)
-@_option(
-    "--tls-key",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="ESCAPEMENT_GATEWAY_TLS_KEY",
-    help="Key of the certificate, PEM.",
-)
-@_option(
-    "--insecure",
-    is_flag=True,
-    envvar="ESCAPEMENT_GATEWAY_INSECURE",
-    help="Allow other machines to send tokens without TLS, for example behind a proxy with TLS.",
-)
+@http_options("gateway", DEFAULT_GATEWAY_PORT)
 @log_options()
 def gateway(
     listen: tuple[str, int],
@@ -92,17 +54,7 @@ def gateway(
     config.check(insecure=insecure)
     from escapement.gateway.gateway import run_gateway
 
-    files = kept() if at_broker.tls else {}
-    paths = [files.get(name) for name in ("ca_file", "cert_file", "key_file")]
-    has_role = at_broker.tls and ClientFiles.of(*paths).cert is not None
-
-    def connected(token: str) -> AbstractAsyncContextManager[Broker]:
-        if has_role and not token:
-            raise Unauthenticated(
-                "Send a token: Authorization: Bearer TOKEN. The gateway does not lend the role of "
-                "its own certificate."
-            )
-        return connect(str(at_broker), name="gateway", token=token, **files)
+    connected = connecting(at_broker, "gateway", "Send a token: Authorization: Bearer TOKEN.")
 
     def ready(address: str) -> None:
         scheme = "http" if config.tls_cert is None else "https"

@@ -74,7 +74,7 @@ async def locate(
             raise InvalidRequest(
                 "key= needs topic=, and cannot be combined with messages or dedup="
             )
-        what = await select(partial(ask_verb, lines), topic, criteria(key=key))
+        what = await select(partial(ask_verb, lines, ""), topic, criteria(key=key))
     if dedup is not None:
         if what is not None or topic is None:
             raise InvalidRequest("dedup= needs topic=, and cannot be combined with messages")

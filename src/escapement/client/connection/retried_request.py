@@ -9,6 +9,7 @@ topics.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from escapement.client.connection.retry import Retry
 from escapement.errors import Disconnected, LeaseLost, ShuttingDown, WrongBundle
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
+from escapement.protocol.limits import LIMIT_REASON
 
 Dtype = TypeVar("Dtype", bound=np.generic)
 # The type of ``Broker.admin``: a function that sends a verb with its arguments, and returns the
@@ -35,7 +37,8 @@ REQUEST_ROWS: Final = 32_768
 _TWICE: Final = {
     "list", "get", "stats", "show", "next", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
-    "preview", "stop", "status", "drain", "undrain", "move", "bundles", "secrets",
+    "own", "preview", "overview", "stop", "status", "drain", "undrain", "move", "bundles",
+    "secrets", "lateness", "findings",
 }  # fmt: skip
 
 
@@ -135,10 +138,26 @@ async def _ask_line(
 ) -> Command:
     while True:
         try:
-            return await line.ask(make, deadline_s)
+            return await line.ask(partial(_understood, line, make), deadline_s)
         except Disconnected:
             if not twice or line.closed is not None or anyio.current_time() >= deadline_s:
                 raise
+
+
+def _understood(line: Line, make: Callable[[int], Command], request_id: int) -> Command:
+    """Create a command, without its reason if the broker at the line does not know this field.
+
+    A broker of an earlier version would end the connection.
+    """
+    command = make(request_id)
+    if (
+        not isinstance(command, wire.Admin | wire.Cancel | wire.Reschedule)
+        or not command.reason
+        or line.link is None
+        or LIMIT_REASON in line.link.welcome.limits
+    ):
+        return command
+    return replace(command, reason="")
 
 
 def _is_over(lines: Lines, deadline_s: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from escapement.protocol.commands.command import Command, command
-from escapement.protocol.fields import Id, PlainMap, PlainValue, Text
+from escapement.protocol.fields import Id, PlainMap, PlainValue, Reason, Text
 from escapement.protocol.limits import (
     MAX_FRAME_BYTES,
     MAX_REPLY_CONTAINERS,
@@ -21,7 +21,9 @@ class Admin(Command):
     request_id: Id
     verb: Annotated[str, Text(MAX_VERB_CHARS, low=1)]
     arguments: PlainMap
+    reason: Reason = ""
 
+    OPTIONAL_FIELDS = 1
     MAX_CONTAINERS = MAX_REQUEST_CONTAINERS
     MEMORY_FACTOR = 20  # strings of two characters
 

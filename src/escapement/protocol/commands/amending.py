@@ -10,6 +10,7 @@ from escapement.protocol.fields import (
     CountOrNone,
     Id,
     PlainMap,
+    Reason,
     Topic,
 )
 from escapement.protocol.limits import MAX_FRAME_BYTES
@@ -25,7 +26,9 @@ class Cancel(Command):
     request_id: Id
     topic: Topic
     offsets: AckColumn
+    reason: Reason = ""
 
+    OPTIONAL_FIELDS = 1
     MAX_BYTES = MAX_FRAME_BYTES
 
 
@@ -44,7 +47,9 @@ class Reschedule(Command):
     delay_ms: CountOrNone
     at_ms: CountOrNone
     spread_ms: Count
+    reason: Reason = ""
 
+    OPTIONAL_FIELDS = 1
     MAX_BYTES = MAX_FRAME_BYTES
 
     def check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import ceil
 
 import numpy as np
 from hypothesis import given
@@ -36,3 +37,22 @@ def test_noted_values_are_bounded() -> None:
         histogram.add(np.zeros(3, np.int64))
         assert len(histogram._arrays) < 256
     assert histogram.read() == Buckets([30_000, 0, 0, 0], 0)
+
+
+@given(
+    st.lists(st.integers(0, 200), min_size=1, max_size=50), st.sampled_from([0.01, 0.5, 0.99, 1])
+)
+def test_quantile_is_in_the_bucket_of_the_value(values: list[int], share: float) -> None:
+    """B14: at least the share of the values is not above the upper bound of its bucket."""
+    histogram = Histogram(BOUNDS)
+    histogram.add(np.array(values, np.int64))
+    found = histogram.quantile(share)
+    exact = sorted(values)[max(ceil(share * len(values)) - 1, 0)]
+    at = bisect_left(BOUNDS, exact)
+    assert found is not None
+    if at == len(BOUNDS):
+        assert found == BOUNDS[-1]
+    else:
+        assert (0, *BOUNDS)[at] <= found <= BOUNDS[at]
+    assert histogram.size == len(values)
+    assert Histogram(BOUNDS).quantile(share) is None

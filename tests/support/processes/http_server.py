@@ -1,6 +1,7 @@
-"""A gateway in its own process, and requests to it.
+"""A gateway or a console in its own process, and requests to it.
 
-The process runs ``escapement gateway`` on a free port, as an operator would.
+The process runs ``escapement gateway`` or ``escapement console`` on a free port, as an operator
+would.
 """
 
 from __future__ import annotations
@@ -17,27 +18,29 @@ from typing import Any, Final
 import httpx
 import trio
 
-COMMAND: Final = (sys.executable, "-m", "escapement", "gateway")
+COMMAND: Final = (sys.executable, "-m", "escapement")
 START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 30
 # A request waits for messages for at most a minute.
 REQUEST_TIMEOUT_S: Final = 90
 
 
-class GatewayProcess:
-    """One gateway, which has started.
+class HttpServerProcess:
+    """One server, which has started.
 
     Attributes:
       url: where it is, such as ``http://127.0.0.1:40123``.
     """
 
-    def __init__(self, home: Path, brokers: str, *options: str, **variables: str) -> None:
+    def __init__(
+        self, command: str, home: Path, brokers: str, *options: str, **variables: str
+    ) -> None:
         """Start it for brokers, with further options of the command and of the environment."""
         home.mkdir(parents=True, exist_ok=True)
-        said, self._complained = home / "gateway.out", home / "gateway.err"
+        said, self._complained = home / f"{command}.out", home / f"{command}.err"
         with said.open("wb") as out, self._complained.open("wb") as err:
             self.process = subprocess.Popen(
-                [*COMMAND, "--broker", brokers, "--listen", "127.0.0.1:0", *options],
+                [*COMMAND, command, "--broker", brokers, "--listen", "127.0.0.1:0", *options],
                 env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -48,7 +51,7 @@ class GatewayProcess:
         while not (line := said.read_text()).endswith("\n"):
             if self.process.poll() is not None or time.monotonic() > began + START_TIMEOUT_S:
                 self.remove()
-                raise RuntimeError(f"the gateway did not start:\n{self.complaints()}")
+                raise RuntimeError(f"the {command} did not start:\n{self.complaints()}")
             time.sleep(0.01)
         self.url = line.split()[-1]
 
@@ -81,11 +84,25 @@ class GatewayProcess:
 @contextlib.contextmanager
 def gateway_process(
     home: Path, brokers: str, *options: str, **variables: str
-) -> Iterator[GatewayProcess]:
+) -> Iterator[HttpServerProcess]:
     """Start a gateway, and end its process afterwards. It must not have logged a bug."""
-    gateway = GatewayProcess(home, brokers, *options, **variables)
+    with _running(HttpServerProcess("gateway", home, brokers, *options, **variables)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def console_process(
+    home: Path, brokers: str, *options: str, **variables: str
+) -> Iterator[HttpServerProcess]:
+    """Start a console, and end its process afterwards. It must not have logged a bug."""
+    with _running(HttpServerProcess("console", home, brokers, *options, **variables)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(server: HttpServerProcess) -> Iterator[HttpServerProcess]:
     try:
-        yield gateway
-        assert "Traceback" not in gateway.complaints(), gateway.complaints()
+        yield server
+        assert "Traceback" not in server.complaints(), server.complaints()
     finally:
-        gateway.remove()
+        server.remove()

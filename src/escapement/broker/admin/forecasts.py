@@ -1,0 +1,130 @@
+"""The verbs that count the messages that fall due: of a topic, and of a namespace or everything.
+
+The forecast of a topic counts its keys now. The forecast of a namespace comes from the last census,
+because it may be about ten million messages in ten thousand topics.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypedDict
+
+from escapement.broker.admin.arguments import Arguments
+from escapement.broker.admin.verb import Verb, topic_of
+from escapement.broker.broker import Broker
+from escapement.broker.upkeep.census import Census, Pending
+from escapement.errors import Busy
+from escapement.names import NamespaceName
+from escapement.spans import Spans
+
+_HOUR_MS: Final = 3_600_000
+# How long a forecast waits for a new census if there is an older one, and for the first one.
+_WAIT_S: Final = 0.1
+_FIRST_WAIT_S: Final = 2.0
+
+
+class Forecast(TypedDict):
+    """How many messages fall due in each span of ``by_ms``, from ``first_ms`` on."""
+
+    topic: str
+    from_ms: int
+    until_ms: int
+    by_ms: int
+    first_ms: int
+    total: int
+    counts: list[int]
+
+
+class NamespaceForecast(TypedDict):
+    """How many messages of a namespace fall due in each span, and how many are overdue.
+
+    ``namespace`` is null for all namespaces together. ``at_ms`` is the time of the count.
+    """
+
+    namespace: str | None
+    at_ms: int
+    exact: bool
+    until_ms: int
+    by_ms: int
+    first_ms: int
+    total: int
+    counts: list[int]
+    scheduled: int
+    overdue: int
+    due: int
+    retrying: int
+    in_flight: int
+    oldest_due_ms: int | None
+
+
+class _Wanted(NamedTuple):
+    """The spans that a forecast is asked for."""
+
+    by_ms: int
+    within_ms: int
+    origin_ms: int
+
+
+async def _forecast_topic(broker: Broker, given: Arguments) -> Forecast:
+    topic = topic_of(broker, given)
+    wanted = _take_wanted(given)
+    given.end()
+    found = await broker.forecast(topic, **wanted._asdict())
+    return {
+        "topic": topic.name.full,
+        "from_ms": found.spans.from_ms,
+        "until_ms": found.spans.until_ms,
+        "by_ms": found.spans.by_ms,
+        "first_ms": found.spans.first_ms,
+        "total": int(found.counts.sum()),
+        "counts": found.counts.tolist(),
+    }
+
+
+async def _forecast_namespace(broker: Broker, given: Arguments) -> NamespaceForecast:
+    text = given.optional_text("namespace")
+    wanted = _take_wanted(given)
+    given.end()
+    namespace = None if text is None else NamespaceName.parse(text)
+    found = None if namespace is None else broker.registry.namespaces.find(namespace)
+    census = await _census(broker)
+    spans = Spans.after(census.began_ms, **wanted._asdict())
+    pending = census if found is None else census.namespaces.get(found.id, Pending())
+    counts, is_exact = pending.spans.by(spans)
+    return {
+        "namespace": None if namespace is None else namespace.full,
+        "at_ms": census.began_ms,
+        "exact": is_exact and pending.exact,
+        "until_ms": spans.begins_ms(spans.count),
+        "by_ms": spans.by_ms,
+        "first_ms": spans.first_ms,
+        "total": int(counts.sum()),
+        "counts": counts.tolist(),
+        "scheduled": pending.scheduled,
+        "overdue": pending.due + pending.retrying,
+        "due": pending.due,
+        "retrying": pending.retrying,
+        "in_flight": pending.in_flight,
+        "oldest_due_ms": pending.oldest_due_ms,
+    }
+
+
+async def _census(broker: Broker) -> Census:
+    taker = broker.services.census
+    found = await taker.fresh(_FIRST_WAIT_S if taker.last is None else _WAIT_S)
+    if found is None:
+        raise Busy("The broker counts its pending messages for the first time. Try again later.")
+    return found
+
+
+def _take_wanted(given: Arguments) -> _Wanted:
+    return _Wanted(
+        given.optional_number("by_ms") or _HOUR_MS,
+        given.optional_number("within_ms") or 24 * _HOUR_MS,
+        given.optional_number("origin_ms") or 0,
+    )
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "topics.forecast": _forecast_topic,
+    "namespaces.forecast": _forecast_namespace,
+}

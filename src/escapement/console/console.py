@@ -1,0 +1,65 @@
+"""Runs the console in this process until it is told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from escapement.clock import SystemClock
+from escapement.console.app import ConsoleApp
+from escapement.console.config import ConsoleConfig
+from escapement.event_log import EventLog
+from escapement.gateway.app import GatewayApp
+from escapement.gateway.clients import Clients, Connect
+from escapement.http.server import Certificate, address_text, serve_http
+
+_log = EventLog(__name__)
+
+
+async def run_console(
+    config: ConsoleConfig,
+    connect: Connect,
+    connect_gateway: Connect,
+    until: Callable[[], Awaitable[None]],
+    ready: Callable[[str], None],
+    now_ms: Callable[[], int] | None = None,
+) -> None:
+    """Serve the pages, and the gateway, until the awaitable of ``until`` has finished.
+
+    Args:
+      connect, connect_gateway: connect to the brokers with a token; "" for none. The
+        first names the client "console", so the audit log records what people do.
+      ready: called with the address, when the console accepts requests.
+      now_ms: returns the time in Unix milliseconds; None for the clock of this machine.
+
+    Raises:
+      OSError: if the address cannot be bound.
+    """
+
+    def announce(port: int) -> None:
+        address = address_text(config.host, port)
+        _log.info("console.ready", "the console is on %s", address, address=address)
+        ready(address)
+
+    certificate = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        certificate = Certificate(config.tls_cert, config.tls_key)
+    async with trio.open_nursery() as nursery:
+        clients, programs = Clients(connect, nursery), Clients(connect_gateway, nursery)
+        nursery.start_soon(clients.sweep)
+        nursery.start_soon(programs.sweep)
+        gateway = GatewayApp(programs)
+        app = ConsoleApp(config, clients, now_ms or SystemClock().now_ms, gateway.routes)
+
+        async def stopping() -> None:
+            await until()
+            app.stop()
+            gateway.stop()
+
+        await serve_http(
+            app.asgi, config.host, config.port, stopping, certificate=certificate, ready=announce
+        )
+        await clients.close()
+        await programs.close()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,47 @@
+"""Parts of pages that follow the brokers, as server-sent events.
+
+While a page is visible, the browser keeps one request open. The console renders the live part of
+the page every ``LIVE_S`` seconds, and sends it if it has changed. The browser ends the request when
+its tab is hidden, so a forgotten tab costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final
+
+import trio
+
+from escapement.errors import EscapementError
+
+# How often a part is rendered.
+LIVE_S: Final = 2.0
+# After this time the browser connects again, so a new connection has the rights of that time.
+LONGEST_S: Final = 10 * 60.0
+# A comment that shows proxies and browsers that the connection is alive.
+_ALIVE: Final = b":\n\n"
+_ALIVE_EVERY: Final = 8  # rounds without a change
+
+
+async def events(render: Callable[[], Awaitable[str]]) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a part: ``part`` with its HTML, or ``trouble`` with an error's text."""
+    last, quiet = b"", 0
+    until_s = trio.current_time() + LONGEST_S
+    while trio.current_time() < until_s:
+        try:
+            event = _event("part", await render())
+        except EscapementError as error:
+            event = _event("trouble", str(error))
+        if event != last:
+            yield event
+            last, quiet = event, 0
+        else:
+            quiet += 1
+            if quiet % _ALIVE_EVERY == 0:
+                yield _ALIVE
+        await trio.sleep(LIVE_S)
+
+
+def _event(name: str, text: str) -> bytes:
+    lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
+    return f"event: {name}\n{lines}\n".encode()

@@ -1,0 +1,1 @@
+"""Values as the texts of pages. Pure."""
