@@ -42,11 +42,11 @@ def test_property_needs_a_name_and_a_value(wrong: str) -> None:
     ("state", "start", "stop", "expected"),
     [
         ("pending", 10, 90, (10, 90)),
-        ("not-yet-due", None, None, (50, None)),
+        ("not-yet-due", None, None, (51, None)),
         ("not-yet-due", 60, 90, (60, 90)),
-        ("overdue", None, None, (None, 50)),
+        ("overdue", None, None, (None, 51)),
         ("overdue", 10, 40, (10, 40)),
-        ("in-flight", 10, 90, (10, 50)),
+        ("in-flight", 10, 90, (10, 51)),
     ],
 )
 def test_state_bounds_the_due_time(
