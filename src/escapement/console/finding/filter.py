@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import tzinfo
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlencode
 
 import msgspec
@@ -97,7 +97,7 @@ class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
             found[name.strip()] = value.strip()
         return found
 
-    def as_of(self, now_ms: int) -> Filter:
+    def as_of(self, now_ms: int) -> Self:
         """Return the filter with the range of due times that its state implies.
 
         The result names the same messages later: what is overdue now, for example.
