@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 # The names of browsers that Playwright can drive. Each is of Chromium.
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
-# How long a step waits for what it needs. No step that succeeds takes so long.
+# The longest wait of a step. Steps that succeed wait for much less.
 STEP_MS: Final = 10_000
 
 

@@ -150,7 +150,7 @@ async def browsing(
     zone: str = ZONE,
     knows_zone: bool = True,
 ) -> AsyncIterator[Tab]:
-    """Open a tab of a browser that nobody has used before.
+    """Open a tab of a new browser, without cookies.
 
     Args:
       url: the address of the console.
