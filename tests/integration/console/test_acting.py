@@ -66,7 +66,7 @@ async def test_selection_is_cancelled_with_an_outcome_for_each(
 async def test_all_that_match_are_rescheduled_by_a_job(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B14: the preview counts them, and the page of the job says how far it is, who and why."""
+    """B14: the preview counts them, and the page of the job has its progress, who and why."""
     async with testing.start() as world:
         root = await begin(world)
         async with connected(world, root) as broker, visiting(world, root.text) as visitor:
@@ -178,7 +178,7 @@ async def test_running_job_is_stopped(mock_clock: trio.testing.MockClock) -> Non
 async def test_form_that_names_no_messages_is_refused(
     mock_clock: trio.testing.MockClock, sent: dict[str, Any], said: str
 ) -> None:
-    """B14: the page says what is wrong, and changes nothing."""
+    """B14: the page names the mistake, and changes nothing."""
     async with testing.start() as world, visiting(world) as visitor:
         for path in ("/act", "/act/now"):
             answer = await visitor.send(path, sent | {"sure": "true"})

@@ -123,7 +123,7 @@ async def test_pages_over_several_topics_have_each_message_once(
 async def test_messages_are_found_by_their_state(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """B14: states of which there is no index are looked up, message by message."""
+    """B14: the console looks at each message for states that no index has."""
     async with testing.start(engine=engine) as world, world.connect() as broker:
         policy = {"jitter": 0, "min_backoff_ms": 30 * 60_000, "max_backoff_ms": HOUR_MS}
         await broker.admin("subscriptions.create", topic="orders", subscription="s", policy=policy)
@@ -157,7 +157,7 @@ async def test_messages_are_found_by_their_state(
 async def test_search_of_the_log_is_bounded_and_goes_on(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B14: a page says how many messages it looked at, and the next one begins there."""
+    """B14: a page ends after a number of messages, which it shows. The next one begins there."""
     monkeypatch.setattr(log, "_MOST_READ", 60)
     monkeypatch.setattr(log, "_STEP", 20)
     async with testing.start() as world, world.connect() as broker:

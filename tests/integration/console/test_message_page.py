@@ -18,7 +18,7 @@ ORDERS = "public/default/orders"
 async def test_message_is_shown_with_its_state_in_each_subscription(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B14: each state has its time and its cause, and the page says how late the message was."""
+    """B14: each state has its time, its cause and its lateness."""
     async with testing.start() as world, world.connect() as broker:
         for subscription in ("billing", "mails"):
             await broker.admin("subscriptions.create", topic="orders", subscription=subscription)
@@ -64,7 +64,7 @@ async def test_dead_letter_links_to_its_original_message(
             assert "a consumer reported a failure at the last attempt" in text
             assert f'href="/messages/{ORDERS}@1"' in (await visitor.get(page)).text
             assert "shop berlin" in text
-            # A publisher may set such properties too. Wrong ones are no dead letter, and no error.
+            # A publisher may set such properties too. The page ignores wrong ones.
             forged = {"dead_letter_topic": "a b", "dead_letter_offset": 1, "dead_letter_reason": ""}
             late = forged | {"dead_letter_topic": "orders", "dead_letter_died_at_ms": 10**18}
             await producer.send_many([b"", b""], properties=[forged, late])
@@ -124,7 +124,7 @@ async def test_viewer_sees_no_payload_and_no_action(mock_clock: trio.testing.Moc
 
 
 async def test_group_of_a_message_is_shown(mock_clock: trio.testing.MockClock) -> None:
-    """B14: the page of a group says how many messages are left until its follow-up."""
+    """B14: the page of a group has the number of messages left until its follow-up."""
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="orders", subscription="s")
         producer = await broker.producer("orders")

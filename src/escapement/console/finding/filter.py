@@ -100,7 +100,7 @@ class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
     def as_of(self, now_ms: int) -> Self:
         """Return the filter with the range of due times that its state implies.
 
-        The result names the same messages later: what is overdue now, for example.
+        Later, the result still names the messages that are overdue now, for example.
         """
         start_ms, stop_ms = self.from_ms, self.until_ms
         # A message is due once its due time is reached.

@@ -89,7 +89,7 @@ class Asked(Filter):
 
 
 class Change(Asked):
-    """What the user has confirmed.
+    """A form that the user has confirmed.
 
     Attributes:
       delay, at: the new due time of a reschedule.
@@ -210,7 +210,7 @@ def _by_topic(ids: Sequence[str]) -> dict[str, list[int]]:
     """Return the offsets of messages by topic, without duplicates.
 
     Raises:
-      InvalidRequest: if one is no id, or there are too many.
+      InvalidRequest: if an id is not valid, or there are too many.
     """
     if len(ids) > MOST_SELECTED:
         raise InvalidRequest(f"Select at most {MOST_SELECTED:,} messages, or all that match.")
