@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import trio.testing
 
 from escapement import FollowUp, testing
+from escapement.console.config import ConsoleConfig
 from escapement.console.pages.message import MOST_SHOWN_BYTES
+from escapement.errors import InvalidRequest
 from escapement.testing import arrived
 from support.console.visitor import text_of, visiting
 from support.roles import begin, connected, new_token
@@ -97,6 +100,23 @@ async def test_whole_payload_is_shown_or_downloaded(mock_clock: trio.testing.Moc
                 assert answer.headers["content-disposition"] == name
             assert (await visitor.get(f"/payloads/{ORDERS}@3")).status_code == 404
             assert (await visitor.get(f"{page}3")).status_code == 404
+
+
+async def test_message_with_a_trace_links_to_it(mock_clock: trio.testing.MockClock) -> None:
+    """B14: the link goes to the operator's tool; other texts in this property get none."""
+    async with testing.start() as world, world.connect() as broker:
+        producer = await broker.producer("orders")
+        trace_id = "0af7651916cd43dd8448eb211c80319c"
+        texts = [f"00-{trace_id}-b7ad6b7169203331-01", "javascript:alert(1)", 7]
+        await producer.send_many([b""] * 3, properties=[{"traceparent": one} for one in texts])
+        url = "https://traces.example/{trace_id}?from=console"
+        async with visiting(world, trace_url=url) as visitor:
+            pages = [(await visitor.get(f"/messages/{ORDERS}@{n}")).text for n in range(3)]
+            assert f'href="https://traces.example/{trace_id}?from=console"' in pages[0]
+            assert ["traces.example" in page for page in pages] == [True, False, False]
+    for wrong in ("javascript:{trace_id}", "https://traces.example/"):
+        with pytest.raises(InvalidRequest, match="--trace-url"):
+            ConsoleConfig("127.0.0.1", 0, trace_url=wrong).check(insecure=False)
 
 
 async def test_viewer_sees_no_payload_and_no_action(mock_clock: trio.testing.MockClock) -> None:
