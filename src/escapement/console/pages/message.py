@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
+from escapement.console.message_source import own_properties
 from escapement.console.text.histories import DEATHS, WHOLE, cause, lateness
 from escapement.console.text.json_trees import json_tree
 from escapement.console.text.payloads import shown
@@ -41,7 +42,7 @@ async def _message(view: View) -> Response:
         "message.html",
         death=_death(properties),
         trace_id=trace and trace[1],
-        own={name: one for name, one in properties.items() if not name.startswith(_DEAD)},
+        own=own_properties(properties),
         content=await _content(view, found, asked.whole),
         **_part(found),
     )
