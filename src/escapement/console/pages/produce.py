@@ -26,7 +26,7 @@ _SEND_TIMEOUT_S: Final = 10
 
 
 class Form(msgspec.Struct, rename={"from_": "from"}):
-    """What the user enters. An empty field means none.
+    """The fields of the form. An empty field means none.
 
     Attributes:
       when: whether the message is due at once, after ``delay``, or at ``at``.

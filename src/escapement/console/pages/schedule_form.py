@@ -25,7 +25,7 @@ from escapement.recurrence import MISSED, Missed, Recurrence
 
 
 class Form(msgspec.Struct):
-    """What the user enters. An empty field means none.
+    """The fields of the form. An empty field means none.
 
     Attributes:
       by: whether the times are those of ``cron`` or ``every``.
@@ -204,7 +204,7 @@ def _coming(view: View, form: Form, schedule: dict[str, Any] | None = None) -> d
     try:
         recurrence = form.recurrence(view)
         if schedule and recurrence.every_ms and recurrence.every_ms == schedule["every_ms"]:
-            # The interval does not begin anew. A paused schedule does not say when it began.
+            # The interval continues. Only an active schedule has a next occurrence.
             next_ms = schedule["next_at_ms"] or view.now_ms + recurrence.every_ms
             recurrence = replace(recurrence, anchor_ms=next_ms - recurrence.every_ms)
         times_ms = list(islice(recurrence.occurrences(view.now_ms), NEXT))

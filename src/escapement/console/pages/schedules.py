@@ -24,7 +24,7 @@ State = Literal["active", "paused", "ended", "broken"]
 _ROWS: Final = 100
 # The occurrences that a page shows.
 NEXT: Final = 5
-# What each action says when it is done.
+# The notice after each action.
 _ACTIONS: Final = {
     "pause": "{name} is paused. It publishes nothing until it is resumed.",
     "resume": "{name} is active. It publishes its next occurrence.",
@@ -34,7 +34,7 @@ ONE: Final = "/schedules/{tenant}/{namespace}/{name}"
 
 
 class Query(msgspec.Struct):
-    """What the list shows. ``after`` is the name of the last schedule of the page before."""
+    """The filter of the list. ``after`` is the name of the last schedule of the page before."""
 
     namespace: str = ""
     state: State | None = None
@@ -42,7 +42,7 @@ class Query(msgspec.Struct):
 
 
 class Confirmation(msgspec.Struct):
-    """What the user types to delete a schedule: its name."""
+    """The name of a schedule, typed to delete it."""
 
     name: str = ""
 
