@@ -32,6 +32,7 @@ from escapement.bench.stage import Setting, Stage, stage
 from escapement.bench.take import take_batches
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
+from escapement.errors import Busy
 from escapement.message import Times
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -71,6 +72,7 @@ async def pages(broker: Broker, topics: list[str]) -> dict[str, str]:
     topic = topics[len(topics) // 2]
     await broker.schedules.create("bench/console/reminder", topic, cron="0 9 * * *")
     (message,) = [one async for one in broker.peek(topic, count=1)]
+    await first_count(broker)
     namespace, at = topic.rpartition("/")[0], now_ms()
     named = f"topic={quote(topic)}&subscription=workers"
     return {
@@ -95,6 +97,16 @@ async def pages(broker: Broker, topics: list[str]) -> dict[str, str]:
         "brokers": "/brokers",
         "audit": "/audit",
     }
+
+
+async def first_count(broker: Broker) -> None:
+    """Wait until the broker has counted its pending messages once."""
+    while True:
+        try:
+            await broker.admin("namespaces.forecast")
+            return
+        except Busy:
+            await trio.sleep(0.5)
 
 
 async def load(visitor: httpx.AsyncClient, path: str) -> float:

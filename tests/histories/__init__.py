@@ -7,11 +7,14 @@ The simulation and the stress test record the same history and check it in the s
 ====================  ==============================================================
 ``storing.py``        stored once, delivered and acknowledged in the end
 ``timing.py``         never early, cancels and reschedules take effect
+``changes.py``        the answers to cancels and reschedules fit one order of them
 ``repeats.py``        only messages in flight are repeated, never acknowledged ones
 ``dead_letters.py``   one dead letter for each message that died, none vanishes
 ``order.py``          the order by key, and the order of the log
 ``ends.py``           brokers end only for the reasons that faults explain
 ====================  ==============================================================
+
+``reads.py`` has rules about answers to requests that read, which are checked as they come.
 
 An application with a database of its own has further rules: ``effects.py`` about messages that are
 acknowledged in its transactions, and ``table_rows.py`` about rows of a message table.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from histories.changes import inexplicable
 from histories.dead_letters import wrong_dead_letters
 from histories.ends import ended
 from histories.history import History
@@ -28,6 +29,7 @@ _ALWAYS: Final[tuple[Callable[[History], Iterator[str]], ...]] = (
     unexplained,
     unmarked,
     amended,
+    inexplicable,
     key_order,
     log_order,
 )

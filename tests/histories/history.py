@@ -17,8 +17,12 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+from escapement import AmendStatus
+
 _NUMBER: Final = struct.Struct("<Q")
 NEVER_MS: Final = 1 << 62
+# Seconds are floats. This makes up for their rounding errors.
+_ROUNDING_MS: Final = 0.001
 
 
 class Clock(Protocol):
@@ -65,6 +69,7 @@ class Amendment:
     # Whether the request was surely sent only once. A client that reconnects sends it again. Then
     # ``handed`` may name subscriptions that got the message after the first time.
     once: bool = False
+    status: AmendStatus | None = None  # the answer; None: there is none, or it has no status
 
     def may_concern(self, subscription: str) -> bool:
         """Return whether it may have taken effect for a subscription."""
@@ -227,6 +232,10 @@ class History:
     def seconds(self, unix_ms: int) -> float:
         """Return the time of this history for a Unix time."""
         return float("inf") if unix_ms >= NEVER_MS else (unix_ms - self.began_ms) / 1000
+
+    def unix_ms(self, at_s: float) -> int:
+        """Return the Unix time for a time of this history."""
+        return self.began_ms + int(at_s * 1000 + _ROUNDING_MS)
 
     def publish(self, topic: str, key: str, earliest_ms: int) -> Message:
         """Note that a message is about to be sent."""

@@ -74,7 +74,7 @@ async def amend(
     message.amendments.append(amendment)
     (outcome,) = await call([MessageId(full, message.offset)])
     amendment.once = link is not None and line.link is link
-    amendment.answered_ms = history.now_ms()
+    amendment.answered_ms, amendment.status = history.now_ms(), outcome.status
     cancelled = due_ms is None and outcome.status is AmendStatus.CANCELLED
     amendment.done = outcome.status is AmendStatus.DONE or cancelled
     amendment.handed = frozenset(outcome.handed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from histories.history import Amendment, History, Message, in_order
+from histories.history import NEVER_MS, Amendment, History, Message, in_order
 
 
 def early(history: History) -> Iterator[str]:
@@ -44,12 +44,13 @@ def earliest_due_ms(
 ) -> int:
     """Return the earliest due time that a copy may have after some amendments.
 
-    A redriven copy may have any due time that the message had.
+    An amendment decides the time unless another one surely took effect after it. A redriven copy
+    may have any due time that the message had.
     """
-    earliest_ms = message.earliest_ms
-    for one in amendments:
-        if one.due_ms is None or not one.may_concern(name):
-            continue
-        surely = is_first_copy and one.surely_concerns(name)
-        earliest_ms = one.due_ms if surely else min(earliest_ms, one.due_ms)
+    moves = [one for one in amendments if one.due_ms is not None and one.may_concern(name)]
+    sure = [one.called_ms for one in moves if is_first_copy and one.surely_concerns(name)]
+    earliest_ms = NEVER_MS if sure else message.earliest_ms
+    for one in moves:
+        if one.done is None or one.answered_ms >= max(sure, default=0):
+            earliest_ms = min(earliest_ms, one.due_ms)
     return earliest_ms

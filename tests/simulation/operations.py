@@ -20,6 +20,10 @@ KEYS: Final = 6
 BATCH: Final = 6
 # How long a client keeps trying to learn whether a batch is stored.
 _TRIES: Final = 40
+# The share of changes in which a second client changes the same message. It begins at most so much
+# later: in the same moment, while the first one waits for a commit, or after a take-over.
+_RACES: Final = 0.5
+_HEADSTARTS_S: Final = (0.0, 0.05, 2.0, 20 * HOUR_S)
 
 
 class Publisher:
@@ -83,7 +87,9 @@ class Publisher:
 
 
 class Amender:
-    """A client that cancels, reschedules and runs some messages, also those just delivered.
+    """Clients that cancel, reschedule and run some messages, also those just delivered.
+
+    Often two clients change one message at the same time, or one after the other.
 
     Args:
       topics: the topics of these messages.
@@ -109,17 +115,26 @@ class Amender:
                 await self._amend(self._rng.choice(some), end_ms)
 
     async def _amend(self, message: Message, end_ms: int) -> None:
-        now_ms = self._history.now_ms()
-        ahead_s = (message.earliest_ms - now_ms) / 1000
+        """Change a message: alone, or in a race of two clients."""
+        ahead_s = (message.earliest_ms - self._history.now_ms()) / 1000
         if self._rng.random() < 0.5 and 0 < ahead_s < 8 * HOUR_S:
             # Reach the broker just before or after the message falls due.
             await trio.sleep(max(ahead_s + MOST_SKEW_MS / 1000 + self._rng.uniform(-0.5, 0.5), 0))
-        now_ms = self._history.now_ms()
-        due_ms = None
-        if self._rng.random() < 0.5:
-            due_ms = now_ms + random_delay_ms(self._rng, max(end_ms - now_ms, 0))
+        async with trio.open_nursery() as racing:
+            racing.start_soon(self._change, message, end_ms, 0.0)
+            if self._rng.random() < _RACES:
+                longest_s = self._rng.choice(_HEADSTARTS_S)
+                racing.start_soon(self._change, message, end_ms, self._rng.uniform(0, longest_s))
+
+    async def _change(self, message: Message, end_ms: int, after_s: float) -> None:
+        """Cancel, reschedule or run a message, as a client of its own."""
         try:
             async with self._world.connect() as client:
+                await trio.sleep(after_s)
+                now_ms = self._history.now_ms()
+                due_ms = None
+                if self._rng.random() < 0.5:
+                    due_ms = now_ms + random_delay_ms(self._rng, max(end_ms - now_ms, 0))
                 if due_ms is None:
                     await amend(self._history, client, message, None, client.cancel, "cancelled")
                 elif due_ms == now_ms:

@@ -1,4 +1,4 @@
-"""Eleven bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
+"""Bugs that the simulation must find. Each replaces a function of the broker by a wrong one.
 
 The broker itself has no switch for bugs: ``planted`` puts the wrong function in its place while a
 ``with`` block runs.
@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from escapement.broker.broker import Broker
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.node.balancer import Balancer, Situation
+from escapement.broker.publishing import rescheduling
 from escapement.broker.subscription.delivery.in_flight import InFlight
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
@@ -24,6 +26,7 @@ from escapement.broker.topic.delivery_window import DeliveryWindow
 from escapement.broker.upkeep import unwritten
 from escapement.broker.upkeep.forgetter import Forgetter
 from escapement.message import Bools, Int64s
+from escapement.protocol.amend_status import AmendStatus
 from escapement.storage import lease
 from escapement.storage.commit import group_rows, writer
 from escapement.storage.directory import sync_directory
@@ -36,10 +39,20 @@ Replace = Callable[[Any, str, Any], None]
 
 def _ack_forgotten_at_checkpoint(replace: Replace) -> None:
     """A checkpoint trims the journal and does not write the acknowledgements."""
+    _forget_at_checkpoint(replace, lambda id: id > 0)
+
+
+def _cancel_forgotten_at_checkpoint(replace: Replace) -> None:
+    """A checkpoint trims the journal and does not write the cancellations."""
+    _forget_at_checkpoint(replace, lambda id: id < 0)
+
+
+def _forget_at_checkpoint(replace: Replace, forgets: Callable[[int], bool]) -> None:
+    """Let checkpoints leave out some sets of offsets, by their ids."""
     usual = unwritten._take_set
 
     def take_set(id: int, offsets: Any, *others: Any) -> None:
-        if id > 0:
+        if forgets(id):
             offsets.mark_clean()
         else:
             usual(id, offsets, *others)
@@ -86,6 +99,11 @@ def _epoch_not_checked_on_read(replace: Replace) -> None:
     replace(LeaseKeeper, "held", property(lambda self: True))
 
 
+def _lease_not_checked_for_answers(replace: Replace) -> None:
+    """A broker answers requests that read, although another one may have changed the topic."""
+    replace(Broker, "check_lease", lambda self: None)
+
+
 def _due_compared_on_the_wrong_side(replace: Replace) -> None:
     """Messages that are due later count as due, also when the broker checks again."""
     usual = DeliveryWindow.insert
@@ -121,6 +139,18 @@ def _cancel_racing_hand_over(replace: Replace) -> None:
     replace(Subscription, "was_handed", was_handed)
 
 
+def _cancelled_message_rescheduled(replace: Replace) -> None:
+    """A reschedule does not look whether another client has cancelled the message."""
+    usual = rescheduling._decide
+
+    def decide(topic: Any, found: Any, past: Any) -> Any:
+        decision, due_ms = usual(topic, found, past)
+        decision.statuses[decision.statuses == AmendStatus.CANCELLED] = AmendStatus.DONE
+        return decision, due_ms
+
+    replace(rescheduling, "_decide", decide)
+
+
 def _dedup_sequence_outside_the_commit(replace: Replace) -> None:
     """The progress of producers becomes durable with the next checkpoint only."""
     replace(group_rows, "_producers", lambda group: [])
@@ -154,9 +184,12 @@ BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "cursor advanced too far": _cursor_advanced_too_far,
     "epoch not checked on write": _epoch_not_checked_on_write,
     "epoch not checked on read": _epoch_not_checked_on_read,
+    "lease not checked for answers": _lease_not_checked_for_answers,
     "due compared on the wrong side": _due_compared_on_the_wrong_side,
     "retry lost on disconnect": _retry_lost_on_disconnect,
     "cancel racing hand-over": _cancel_racing_hand_over,
+    "cancel forgotten at checkpoint": _cancel_forgotten_at_checkpoint,
+    "cancelled message rescheduled": _cancelled_message_rescheduled,
     "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
     "generation dropped one too early": _generation_dropped_too_early,
     "draining node keeps bundles": _draining_node_keeps_bundles,

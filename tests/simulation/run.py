@@ -28,6 +28,7 @@ from simulation.memory import over_bounds
 from simulation.operations import Amender, Publisher
 from simulation.operator import Operator
 from simulation.pausing import pausable
+from simulation.reading import Reader
 from simulation.troubles import Troubles
 from simulation.world import ACK_WAIT_MS, LIMITS, World, simulated_world
 from support.memory_directory import memory_directory
@@ -142,6 +143,7 @@ async def _live(
                         publishing.start_soon(Publisher(world, topic, "named", _MEAN_S).run, end_ms)
                         publishing.start_soon(Publisher(world, topic, None, _MEAN_S).run, end_ms)
                     publishing.start_soon(amender.run, end_ms)
+                    publishing.start_soon(Reader(world, [*_TOPICS]).run, end_ms)
                     for feature in features:
                         publishing.start_soon(feature.run, end_ms)
                 troubled.cancel_scope.cancel()

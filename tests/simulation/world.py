@@ -107,15 +107,18 @@ class World:
     def _taken(self, broker: Broker) -> None:
         self.history.counts["bundles taken"] += 1
 
-    def connect(self, *, knows_all: bool = False) -> AbstractAsyncContextManager[escapement.Broker]:
+    def connect(
+        self, *, knows_all: bool = False, at: Host | None = None
+    ) -> AbstractAsyncContextManager[escapement.Broker]:
         """Connect a client, which knows the addresses of all processes or of some.
 
         Args:
           knows_all: whether it knows all of them. In the first half hour of a run, a client that
             knows one may get no answer: a node looks for the owners of bundles as rarely as that.
+          at: the only process whose address it knows.
         """
-        known = self.rng.sample(self.hosts, len(self.hosts))
-        if not knows_all and self.rng.random() < _PARTIAL_SHARE:
+        known = [at] if at is not None else self.rng.sample(self.hosts, len(self.hosts))
+        if at is None and not knows_all and self.rng.random() < _PARTIAL_SHARE:
             known = known[: self.rng.randint(1, len(known))]
         addresses = Addresses.parse("escapement://" + ",".join(host.address for host in known))
         settings = replace(_SETTINGS, heartbeat_s=self.rng.uniform(2, 12) * HOUR_S)

@@ -59,6 +59,10 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "messages.select": TOPIC | SOUGHT,
     "messages.show": TOPIC | {"offset": (0, NUMBER)},
     "subscriptions.list": TOPIC,
+    "subscriptions.overview": {
+        "namespace": (None, MAYBE), "search": (None, MAYBE), "after": (None, LIST),
+        "count": (None, COUNT),
+    },
     "subscriptions.get": SUBSCRIPTION,
     "subscriptions.lateness": {
         "topic": (None, MAYBE), "subscription": (None, MAYBE), "namespace": (None, MAYBE),
@@ -146,6 +150,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     },
     "access.own": {},
     "broker.stats": {},
+    "broker.findings": {},
     "broker.update": {"table_parallelism": (2, NUMBER)},
     "cluster.status": {},
     "cluster.drain": {"node": ("other", TEXT)},

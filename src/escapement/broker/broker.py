@@ -30,6 +30,7 @@ from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.directory import Directory, OneBundle
+from escapement.broker.findings import Findings
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
 from escapement.broker.inspection.peek import Peeked, peek
@@ -126,6 +127,7 @@ class Broker:
         if bundle_id:
             self.config = replace(self.config, tables=(), binary_logs=False)
         self.clock = clock
+        self.findings = Findings(self.config.checks, clock, runners.work)
         self.stopping = False
         self.released = False
         self.output = output or OutputBound(self.config.limits.output_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from escapement.broker.findings import Check
 from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.errors import InvalidRequest
@@ -39,6 +40,8 @@ class BrokerConfig:
     binary_logs: bool = False
     # How long the audit log keeps a row.
     audit_retention_ms: int = DEFAULT_AUDIT_RETENTION_MS
+    # Makes the checks of `escapement doctor` for this broker. Blocking.
+    checks: Check = list
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay
 
     @property

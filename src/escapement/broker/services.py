@@ -69,6 +69,7 @@ from escapement.broker.upkeep.census import CensusTaker
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.compactor import Compactor
 from escapement.broker.upkeep.drop_oldest import DropOldest
+from escapement.broker.upkeep.due_counts import DueCounter
 from escapement.broker.upkeep.filler import Filler
 from escapement.broker.upkeep.forgetter import Forgetter
 from escapement.broker.upkeep.housekeeper import Housekeeper
@@ -512,6 +513,9 @@ class Services:
             clock,
             limits,
             ground.state.bulk_changes,
+        )
+        self.due_counter = DueCounter(
+            self.index, self._drop_oldest, clock, self._runners.looks, self.backfill
         )
         self.census = CensusTaker(
             self.registry,

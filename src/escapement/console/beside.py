@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final
 
 import trio
 
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
-from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
+from escapement.console.config import ConsoleConfig
 from escapement.console.console import run_console
 from escapement.event_log import EventLog
+from escapement.http.server import address_text
 
 _log = EventLog(__name__)
 
-CONFIG: Final = ConsoleConfig("127.0.0.1", DEFAULT_CONSOLE_PORT)
 
-
-async def run_beside(at: str) -> None:
+async def run_beside(config: ConsoleConfig, at: str) -> None:
     """Serve the console for the broker at ``host:port``, until cancelled. A failure is logged."""
 
     def connected(name: str, token: str) -> AbstractAsyncContextManager[Broker]:
@@ -31,6 +29,13 @@ async def run_beside(at: str) -> None:
 
     people, programs = partial(connected, "console"), partial(connected, "gateway")
     try:
-        await run_console(CONFIG, people, programs, trio.sleep_forever, lambda address: None)
+        await run_console(config, people, programs, trio.sleep_forever, lambda address: None)
     except* Exception as errors:
-        _log.error("console.failed", "the console has ended: %s", errors.exceptions[0])
+        where = address_text(config.host, config.port)
+        _log.error(
+            "console.failed",
+            "the console on %s has ended: %s",
+            where,
+            errors.exceptions[0],
+            address=where,
+        )

@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 
 from escapement.client import delivery_times
 from escapement.client.administration.outcome import Outcomes
-from escapement.client.selection import Selection
 from escapement.clock import moment
 from escapement.errors import InvalidRequest
 from escapement.mcp.limits import MOST_MESSAGES
@@ -46,7 +45,7 @@ class RescheduleMessage(Named):
 
 
 class Change(BaseModel):
-    """What happened to one message."""
+    """The outcome for one message."""
 
     id: str
     status: str = Field(
@@ -59,7 +58,7 @@ class Change(BaseModel):
 
 
 class Changes(BaseModel):
-    """What happened to the messages. Each status is final."""
+    """The outcomes for all messages of the call. Each status is final."""
 
     done: int = Field(description="How many messages were changed.")
     messages: list[Change]
@@ -67,8 +66,9 @@ class Changes(BaseModel):
 
 async def cancel_message(call: Call, given: CancelMessage) -> Changes:
     """Cancel messages."""
+    topic, meant = await _meant(call, given)
     broker = call.client.broker.because(given.reason)
-    return _changes(await broker.cancel(await _meant(call, given)))
+    return _changes(await broker.cancel(meant, topic=topic))
 
 
 async def reschedule_message(call: Call, given: RescheduleMessage) -> Changes:
@@ -76,15 +76,15 @@ async def reschedule_message(call: Call, given: RescheduleMessage) -> Changes:
     if (given.delay is not None) + (given.at is not None) + given.now != 1:
         raise InvalidRequest("Give exactly one of delay, at and now.")
     call.limits.check_time(given.delay, given.at, call.now_ms())
+    topic, meant = await _meant(call, given)
     broker = call.client.broker.because(given.reason)
-    meant = await _meant(call, given)
     if given.now:
-        return _changes(await broker.run_now(meant))
-    return _changes(await broker.reschedule(meant, delay=given.delay, at=given.at))
+        return _changes(await broker.run_now(meant, topic=topic))
+    return _changes(await broker.reschedule(meant, topic=topic, delay=given.delay, at=given.at))
 
 
-async def _meant(call: Call, given: Named) -> list[MessageId] | Selection:
-    """Return the messages that the arguments name.
+async def _meant(call: Call, given: Named) -> tuple[str, list[MessageId]]:
+    """Return the topic, and the messages that the arguments name.
 
     Raises:
       InvalidRequest: if the arguments do not name messages.
@@ -93,16 +93,16 @@ async def _meant(call: Call, given: Named) -> list[MessageId] | Selection:
     """
     if given.ids is not None and given.topic is None and given.key is None:
         call.limits.check_count(len(given.ids))
-        return [
-            MessageId(call.limits.topic(topic), offset)
-            for topic, offset in map(read_message_id, given.ids)
-        ]
+        named = [read_message_id(id) for id in given.ids]
+        found = [MessageId(call.limits.topic(topic), offset) for topic, offset in named]
+        return found[0].topic, found
     if given.ids is not None or given.topic is None or given.key is None:
         raise InvalidRequest("Name the messages: give either ids, or both topic and key.")
     topic = call.limits.topic(given.topic)
-    found = await call.client.broker.select(topic, key=given.key)
+    most = call.limits.max_messages + 1  # enough to know that there are too many
+    found = [one.id async for one in call.client.broker.peek(topic, key=given.key, count=most)]
     call.limits.check_count(len(found))
-    return found
+    return topic, found
 
 
 def _changes(outcomes: Outcomes) -> Changes:
@@ -125,14 +125,14 @@ SubscriptionText = Annotated[
 
 
 class ResumeDelivery(Explained):
-    """What to resume."""
+    """A topic or a subscription to resume."""
 
     topic: TopicText
     subscription: SubscriptionText | None = None
 
 
 class PauseDelivery(ResumeDelivery):
-    """What to pause, and for how long."""
+    """A topic or a subscription to pause, and the length of the pause."""
 
     duration: Duration | None = Field(
         None, description="Resume by itself after this long. Without it, resume_delivery resumes."

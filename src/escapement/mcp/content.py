@@ -1,7 +1,7 @@
 """The content of messages in results. It comes from others, so it is wrapped as data.
 
-A message may have text such as "ignore your instructions". An agent that sees it only inside of
-``untrusted_data``, with a sentence that says what this is, is less likely to obey.
+A message may have text such as "ignore your instructions". Results have it only inside of
+``untrusted_data``, beside a sentence about this field. So an agent is less likely to obey.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_KEY_CHARS: Final = 1000
 
 
 class MessageContent(BaseModel):
-    """What the sender of a message wrote."""
+    """The parts of a message that its sender wrote."""
 
     key: str | None
     properties: dict[str, JsonValue] = Field(description='Bytes are {"base64": "…"}.')

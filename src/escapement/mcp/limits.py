@@ -1,4 +1,4 @@
-"""What an agent may do, as its operator decides. The rights of the token apply besides. Pure."""
+"""The limits that an operator sets for an agent. The rights of the token apply besides. Pure."""
 
 from __future__ import annotations
 
@@ -105,16 +105,16 @@ class Limits:
         """Raise ``LimitExceeded`` if a call is about too many messages."""
         if count > self.max_messages:
             raise LimitExceeded(
-                f"{count} messages are meant, and a call may change at most {self.max_messages} "
+                f"More than {self.max_messages} messages are meant, and a call may change no more "
                 "here. Nothing was changed. Find the messages with list_messages, and name their "
                 "ids in several calls."
             )
 
     def check_pending(self, topic: str, key: str, count: int) -> None:
-        """Raise ``LimitExceeded`` if so many messages with a key are pending that one is too many.
+        """Raise ``LimitExceeded`` if one more message with a key would be too many.
 
         Args:
-          count: how many are pending; it need not be counted further than the limit.
+          count: the number of pending ones. The caller may stop counting at the limit.
         """
         if count >= self.max_pending_per_key:
             raise LimitExceeded(

@@ -62,7 +62,7 @@ class AgentServer:
         return ListToolsResult(tools=[one.shown() for one in TOOLS.values() if self._has(one)])
 
     async def _call(self, context: Any, given: CallToolRequestParams) -> CallToolResult:
-        """Carry out a call. Whatever ends it otherwise than well is a result that says so."""
+        """Carry out a call. Every failure is a result, whose text tells the agent the reason."""
         if self._running >= MOST_CALLS:
             return _failed(f"{MOST_CALLS} calls are in progress. Wait for their results.")
         self._running += 1
@@ -104,7 +104,7 @@ class AgentServer:
 
 
 def _instructions(limits: Limits) -> str:
-    """Return what the agent is told about the server as a whole."""
+    """Return the text that tells the agent about the server as a whole."""
     if limits.may_write:
         may = (
             f"Messages may be scheduled at most {duration_text(limits.max_delay_ms)} ahead, "
@@ -131,7 +131,7 @@ def _text(error: EscapementError) -> str:
 
 
 def _mistakes(name: str, error: ValidationError) -> str:
-    """Return what is wrong with the arguments of a call."""
+    """Return the mistakes in the arguments of a call, as text."""
     found = [
         f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}."
         for one in error.errors(include_url=False, include_context=False, include_input=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 
@@ -11,6 +12,10 @@ from escapement.gateway.clients import Clients, Connect
 from escapement.mcp.limits import Limits
 from escapement.mcp.server import AgentServer
 from escapement.mcp.stdio import standard_streams
+
+# The longest wait for producers to close. Only calls that were given up have unsent messages, and
+# agents kill a process that does not end within seconds.
+CLOSE_S: Final = 1.0
 
 _log = EventLog(__name__)
 
@@ -46,5 +51,6 @@ async def run_mcp(
             async with standard_streams() as (requests, results):
                 await server.run(requests, results, server.create_initialization_options())
         _log.info("mcp.stopped", "the agent has gone, or a signal asked to stop")
-        await clients.close()
+        with trio.move_on_after(CLOSE_S):
+            await clients.close()
         nursery.cancel_scope.cancel()

@@ -1,12 +1,13 @@
 """Standard input and output as the streams of the protocol: a JSON object in each line.
 
-Only the protocol writes to standard output: what else is printed goes to standard error. Threads
-read and write, because both descriptors may be files. A stop leaves a thread behind that still
-reads, and the end of the process ends it.
+Only the protocol writes to standard output. Other output goes to standard error. Threads read and
+write, because both descriptors may be files. A stop leaves a thread behind that still reads. The
+end of the process ends it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any, Final, cast
 import anyio
 import trio
 from mcp.server.stdio import stdio_server
+from mcp_types import PARSE_ERROR, jsonrpc_message_adapter
 
 from escapement.errors import LimitExceeded
 
@@ -53,6 +55,32 @@ def protocol_streams(source: int, target: int) -> AbstractAsyncContextManager[tu
     return stdio_server(cast("anyio.AsyncFile[str]", text), cast("anyio.AsyncFile[str]", output))
 
 
+def refusal_of(line: str) -> str | None:
+    """Return an error as the answer to a line, None if the line is a message of the protocol.
+
+    The SDK drops such lines, so the agent would wait without end. A model may write half of a
+    character, such as ``"\\ud83d"``. JSON allows it, and Unicode does not.
+    """
+    try:
+        jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass
+    else:
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    id = found.get("id") if isinstance(found, dict) else None
+    error = {
+        "code": PARSE_ERROR,
+        "message": "The line is not a message of the protocol: one JSON object of JSON-RPC 2.0, in "
+        "UTF-8, without halves of surrogate pairs, and not nested too deeply. Nothing was done.",
+    }
+    answer = {"jsonrpc": "2.0", "id": id if isinstance(id, int | str) else None, "error": error}
+    return json.dumps(answer) + "\n"
+
+
 class OutputLines:
     """Writes lines to a descriptor."""
 
@@ -74,7 +102,7 @@ class OutputLines:
         """Do nothing: ``write`` keeps nothing back."""
 
     async def wait_until_written(self) -> None:
-        """Wait until the other end has taken what is being written."""
+        """Wait until the present write has ended."""
         async with self._writing:
             pass
 
@@ -99,8 +127,14 @@ class InputLines:
             for line in lines:
                 buffer += line
                 await self._output.wait_until_written()
-                yield buffer.decode(errors="replace")
+                text = buffer.decode(errors="replace")
                 buffer.clear()
+                if not text.strip():
+                    continue
+                if (refusal := refusal_of(text)) is None:
+                    yield text
+                else:
+                    await self._output.write(refusal)
             buffer += rest
             if len(buffer) > MOST_LINE_BYTES:
                 raise LimitExceeded(

@@ -34,6 +34,23 @@ def _topics(answers: list[Any]) -> Any:
     return {"topics": names[:MOST_ROWS], "total": sum(answer["total"] for answer in answers)}
 
 
+def _page_of_subscriptions(answers: list[Any]) -> Any:
+    """Merge pages that begin at the same place: the next rows by name, of all bundles."""
+    count = answers[0]["count"]
+    ends = [answer["next"] for answer in answers if answer["next"] is not None]
+    rows = sorted(
+        (row for answer in answers for row in answer["subscriptions"]),
+        key=lambda row: (row["topic"], row["subscription"]),
+    )
+    # A bundle may have further rows after the end of its page.
+    known = [row for row in rows if not ends or [row["topic"], row["subscription"]] <= min(ends)]
+    page = known[:count]
+    following = min(ends, default=None)
+    if len(known) > count:
+        following = [page[-1]["topic"], page[-1]["subscription"]]
+    return {"subscriptions": page, "next": following, "count": count}
+
+
 def _by(key: Callable[[Any], Any], reverse: bool = False) -> Merge:
     """Return a function that merges lists, with their rows in the order of ``key``."""
 
@@ -130,6 +147,7 @@ MERGED: Final[dict[str, Merge]] = {
     "topics.list": _topics,
     "subscriptions.lateness": _worst,
     "namespaces.forecast": _forecasts,
+    "subscriptions.overview": _page_of_subscriptions,
     "schedules.list": _by(lambda row: row["schedule"]),
     "push.list": _by(lambda row: (row["topic"], row["subscription"])),
     "push.secrets": _by(lambda row: (row["topic"], row["subscription"])),

@@ -91,7 +91,8 @@ async def test_client_repeats_a_read_until_the_lease_is_renewed(
 
 
 @pytest.mark.parametrize(
-    "word", ["list", "get", "show", "count", "peek", "select", "forecast", "lateness"]
+    "word",
+    ["list", "get", "show", "count", "peek", "select", "forecast", "lateness", "overview"],
 )
 def test_verbs_named_after_reading_are_checked_as_reads(word: str) -> None:
     """The audit log is read from the database, which all brokers write."""

@@ -29,7 +29,8 @@ async def test_listing_has_exactly_what_the_grants_of_the_role_cover(
 ) -> None:
     """O1: names, counts and the existence of a namespace, against a naive filter."""
     async with testing.start(engine=engine) as world, connected(world, await begin(world)) as root:
-        await root.admin("topics.create_many", topics=list(LISTED["topics"]))
+        topics = list(LISTED["topics"])
+        await root.admin("topics.create_many", topics=topics, subscription="s")
         for name in LISTED["schedules"]:
             await root.admin("schedules.create", schedule=name, topic="b/c/1", every_ms=60_000)
         everything = await root.admin("topics.list")
@@ -52,6 +53,8 @@ async def test_listing_has_exactly_what_the_grants_of_the_role_cover(
                 topics = seen(LISTED["topics"])
                 expected = {"topics": topics, "total": len(topics)}
                 assert await broker.admin("topics.list") == expected, patterns
+                page = await broker.admin("subscriptions.overview")
+                assert [one["topic"] for one in page["subscriptions"]] == topics
                 rows = await broker.admin("schedules.list")
                 assert [one["schedule"] for one in rows] == seen(LISTED["schedules"])
                 covered = {name[:-2] for name in seen(f"{name}/*" for name in namespaces)}

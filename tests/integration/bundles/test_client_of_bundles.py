@@ -110,6 +110,8 @@ async def test_verbs_of_the_cluster_go_to_any_broker_with_a_connection(
         shown = await client.admin("cluster.status")
         assert [one["name"] for one in shown["nodes"] if one["here"]] == ["b:7650"]
         assert [one["free"] for one in shown["bundles"]] == [True, False]
+        assert (await client.admin("broker.findings"))["node"] == "b:7650"
+        assert (await client.admin("access.own"))["role"] is None
         assert links(client) == {1: True}
 
 

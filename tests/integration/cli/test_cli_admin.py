@@ -44,7 +44,7 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
 
 
 def test_lateness_is_shown_by_subscription_and_by_minute(say: Say) -> None:
-    """O4: as tables and as JSON."""
+    """B14: as tables and as JSON."""
     lateness = ("admin", "subscriptions", "lateness")
     say("admin", "subscriptions", "create", "late/cli/t", "s")
     nothing = "no messages were delivered in this time"

@@ -190,3 +190,24 @@ def test_table_output_names_problems_and_settings_come_from_the_file(
     assert f"chmod o-r {file}" in out
     assert "problems found" in out
     assert SECRET not in out
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "mysql"])
+def test_running_broker_finds_what_is_wrong_with_its_surroundings(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], unsafe_server: MysqlServer
+) -> None:
+    """O7, B14"""
+    data, url = tmp_path / "data", unsafe_server.url("unsafe") if engine == "mysql" else None
+    data.mkdir(mode=0o757)
+    data.chmod(0o757)
+    with broker_process(data, url) as broker:
+        capsys.readouterr()
+        at = ("admin", "broker", "findings", "--broker", f"127.0.0.1:{broker.port}")
+        assert run([*at, "-o", "json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["node"] == f"127.0.0.1:{broker.port}"
+        found = {(one["level"], one["check"], one["remedy"]) for one in answer["findings"]}
+        assert ("warning", "permissions", f"Run chmod o-w {data}.") in found
+        assert (("warning", "log unsafe", "Set it to 1.") in found) is (engine == "mysql")
+        assert run([*at]) == 0
+        assert "chmod o-w" in capsys.readouterr().out.replace("\n", " ")

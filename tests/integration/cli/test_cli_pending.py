@@ -86,6 +86,21 @@ def test_a_namespace_is_forecast_with_what_is_overdue(say: Say) -> None:
     assert "one of TOPIC" in say("forecast", "sky/eu/rain", "--all", fails=2)
 
 
+def test_overview_shows_the_subscriptions_of_many_topics_in_pages(say: Say) -> None:
+    """B6."""
+    say("admin", "namespaces", "create", "over/view")
+    for topic in ("over/view/a", "over/view/b"):
+        say("admin", "subscriptions", "create", topic, "s")
+    following = "... continue with --after over/view/a s"
+    words = ["admin", "subscriptions", "overview", "over/view", "--count", "1"]
+    assert "over/view/a" in say(*words, notes=following)
+    page = ["admin", "subscriptions", "overview", "over/view", "--search", "view", "-o", "json"]
+    found = json.loads(say(*page, "--after", "over/view/a", "s"))
+    assert [row["topic"] for row in found["subscriptions"]] == ["over/view/b"]
+    assert found["next"] is None
+    assert "no subscriptions" in say("admin", "subscriptions", "overview", "--search", "nowhere!")
+
+
 def test_printed_id_names_the_message_in_every_command(say: Say) -> None:
     """B1, B6, N1, N3: an id of another topic than TOPIC is refused."""
     say("admin", "subscriptions", "create", "named", "s")

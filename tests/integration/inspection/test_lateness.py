@@ -60,7 +60,7 @@ async def worst(broker: escapement.Broker, **given: Any) -> dict[str, int]:
 async def test_minutes_have_the_lateness_of_first_deliveries(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """O4: not of redeliveries. They stay if the topic becomes passive, and after a seek."""
+    """B14: not of redeliveries. They stay if the topic becomes passive, and after a seek."""
     async with testing.start(engine=engine) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         assert await minutes(broker, "t") == []
@@ -96,7 +96,7 @@ async def test_minutes_have_the_lateness_of_first_deliveries(
 async def test_worst_subscriptions_of_a_time_come_first(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """O4: those of a namespace, as many as asked for. Deleted ones are left out."""
+    """B14: those of a namespace, as many as asked for. Deleted ones are left out."""
     async with testing.start(engine=engine) as world, world.connect() as broker:
         for topic, late_ms in (("a/b/x", 5), ("a/b/y", 31), ("a/c/z", 7), ("a/b/gone", 30)):
             await deliver(broker, world, topic, late_ms)
@@ -126,7 +126,7 @@ async def test_worst_subscriptions_of_a_time_come_first(
 
 
 async def test_wrong_arguments_are_refused(mock_clock: trio.testing.MockClock) -> None:
-    """O4: a topic without its subscription, names that do not exist."""
+    """B14: a topic without its subscription, names that do not exist."""
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         for given in (
@@ -162,7 +162,7 @@ async def test_role_sees_the_lateness_of_its_topics(mock_clock: trio.testing.Moc
 async def test_thousands_of_subscriptions_are_summed_up_in_steps(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q10: the steps together have the worst of all, whether their topics are active or not."""
+    """V3: the steps together have the worst of all, whether their topics are active or not."""
     count = 2_500
     async with testing.start() as world, world.connect() as broker:
         names = [f"a/b/{number:05}" for number in range(count)]

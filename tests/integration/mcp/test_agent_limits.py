@@ -105,7 +105,7 @@ async def test_messages_of_a_call_and_bytes_of_a_payload_are_limited(mock_clock:
         assert found == [f"public/default/notes@{offset}" for offset in range(5)]
         for named in ({"topic": "notes", "key": "k"}, {"ids": found[:3]}):
             words = await robot.refused("cancel_message", **named)
-            assert "a call may change at most 2" in words
+            assert "More than 2 messages are meant" in words
             assert "Nothing was changed" in words
             assert words == await robot.refused("reschedule_message", **named, now=True)
         assert len([one async for one in broker.peek("notes")]) == 5

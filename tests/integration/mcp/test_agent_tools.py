@@ -1,4 +1,4 @@
-"""The tools of an agent: what they do, and that they do nothing unless the operator allows it."""
+"""The tools of an agent. They change nothing unless the operator allows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 async def test_agent_schedules_finds_reschedules_and_cancels_messages(mock_clock: Any) -> None:
-    """B18: an agent uses all tools on messages, and consumers get what it left."""
+    """B18: an agent uses all tools, and consumers get the messages that it left."""
     async with testing.start() as world, world.connect() as broker, agent(world) as robot:
         await broker.admin("subscriptions.create", topic="orders", subscription="s")
         later = {"topic": "orders", "delay": "2h", "key": "order-7"}
@@ -64,6 +64,8 @@ async def test_agent_schedules_finds_reschedules_and_cancels_messages(mock_clock
         shown = await robot.call("show_message", id=first["id"])
         assert (shown["due_at"], shown["state"]) == ("2026-12-24T15:00:00Z", "to_be_fired")
         assert shown["subscriptions"][0]["state"] == "pending"
+        none = await robot.call("cancel_message", topic="orders", key="other")
+        assert none == {"done": 0, "messages": []}
         gone = await robot.call("cancel_message", ids=["orders@1", "orders@9"])
         assert [one["status"] for one in gone["messages"]] == ["done", "unknown"]
 
@@ -79,8 +81,8 @@ async def test_agent_schedules_finds_reschedules_and_cancels_messages(mock_clock
 
 
 async def test_server_that_only_reads_changes_nothing(mock_clock: Any) -> None:
-    """B18: without --allow-write an agent sees reading tools only, and others are refused. What the
-    reading tools send to a broker needs no right but that to look.
+    """B18: without --allow-write an agent sees reading tools only, and others are refused.
+    The reading tools need no right but `peek`.
     """
     assert set(CALLS) == set(TOOLS)
     async with testing.start() as world:

@@ -97,10 +97,14 @@ class Server:
         )
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Send a request, and return the answer, which is the next line."""
+        """Send a request, and return the answer."""
+        return self.answer(json.dumps(request).encode())
+
+    def answer(self, line: bytes) -> Any:
+        """Send a line, and return the next one."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
@@ -137,12 +141,19 @@ def test_process_ends_with_its_input_and_with_sigterm(tmp_path: Path) -> None:
         assert token not in str(answer) + complained
 
 
-def test_what_is_no_request_does_not_end_the_process_and_an_endless_line_does() -> None:
-    """B18: the memory of the process is bounded."""
+def test_line_that_is_no_request_is_answered_and_an_endless_one_ends_the_process() -> None:
+    """B18: so no agent waits for an answer in vain, and the memory of the process is bounded."""
     server = Server(1)
-    assert server.process.stdin is not None
-    server.process.stdin.write(b"\xff not JSON\n\n{}\n")
     assert "result" in server.ask(HELLO)
+    for arguments, id in (
+        (b'{"namespace":"\\ud83d"}', 7),  # half of a surrogate pair
+        (b"[" * 5000 + b"]" * 5000, None),
+        (b"\xff not JSON", None),
+    ):
+        line = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":'
+        answer = server.answer(line + b'{"name":"list_topics","arguments":' + arguments + b"}}")
+        assert (answer["id"], answer["error"]["code"]) == (id, -32700)
+    assert server.ask({"jsonrpc": "2.0", "id": 3, "method": "ping"})["result"] == {}
     code, said, complained = server.end(b"x" * (MOST_LINE_BYTES + 2**17))
     assert (code, said) == (1, b"")
     assert f"more than {MOST_LINE_BYTES} bytes" in complained

@@ -17,6 +17,7 @@ SOONEST = {
     "cursor advanced too far": 3,
     "retry lost on disconnect": 2,
     "generation dropped one too early": 2,
+    "lease not checked for answers": 3,
     "draining node keeps bundles": 2,
 }
 # Virtual days of the runs for a planted bug that is found only at the end of a run.

@@ -32,7 +32,7 @@ async def test_row_without_a_time_or_with_a_past_one_is_due_at_once(
 async def test_lateness_of_rows_is_that_of_a_subscription(
     shop: Shop, mock_clock: MockClock
 ) -> None:
-    """V9, O4: rows that the broker sends for the first time count from their times."""
+    """V9, B14: rows that the broker sends for the first time count from their times."""
     topic = shop.create()
     shop.insert(time_next=(START_MS - 5_000) * NS)
     async with serving_tables(shop) as world, world.connect() as broker:

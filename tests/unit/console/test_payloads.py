@@ -37,6 +37,11 @@ def test_text_that_is_cut_inside_a_character_is_text() -> None:
     assert shown(payload[:-1]).kind == "bytes"  # the whole payload: it is not UTF-8
 
 
+def test_deep_json_and_halves_of_characters_are_no_failure() -> None:
+    assert shown(b"[" * 100_000).kind == "text"
+    assert shown(b'"\\ud800"') == ("JSON", '"\\ud800"')
+
+
 @given(st.binary(max_size=200))
 def test_any_payload_can_be_shown(payload: bytes) -> None:
     assert shown(payload, len(payload)).kind in ("JSON", "text", "bytes")

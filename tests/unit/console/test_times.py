@@ -53,6 +53,16 @@ def test_time_of_a_form_is_read_as_it_was_shown(ms: int) -> None:
     assert times.time_of(times.iso(ms), BERLIN) == ms
 
 
+@pytest.mark.parametrize(
+    "text", [str(times.LAST_MS + 1), "9" * 40, "9999-12-31T23:59", "0001-01-01T00:00", "1969-12-31"]
+)
+def test_time_that_a_page_cannot_show_is_refused(text: str) -> None:
+    """A page with such a time could not be made in every time zone."""
+    with pytest.raises(InvalidRequest):
+        times.time_of(text, BERLIN)
+    assert times.local(times.LAST_MS, ZoneInfo("Pacific/Kiritimati"))
+
+
 def test_text_that_is_no_time_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'tomorrow' is not a time"):
         times.time_of("tomorrow", BERLIN)

@@ -23,13 +23,14 @@ READS: Final = frozenset(
     verb
     for verb, rights in VERB_NEEDS.items()
     if rights and all(right.action == "peek" for right in rights)
-) - {"broker.stats", "cluster.status"} | {
+) - {"broker.findings", "broker.stats", "cluster.status"} | {
     "access.own", "grants.list", "push.list", "push.secrets", "push.show", "tokens.list",
 }  # fmt: skip
 
 # Verbs that change nothing and are never recorded.
 UNRECORDED: Final = READS | {
-    "broker.stats", "cluster.status", "audit.list", "outboxes.poll", "tables.poll",
+    "broker.findings", "broker.stats", "cluster.status", "audit.list", "outboxes.poll",
+    "tables.poll",
 }  # fmt: skip
 # Requests that applications make while they process messages. They are recorded only if a person
 # makes them, or if they have a reason of their own.

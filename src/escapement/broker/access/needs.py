@@ -159,6 +159,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "messages.select": (topic("peek"),),
     "messages.show": (topic("peek"),),
     "subscriptions.list": (topic("peek"),),
+    "subscriptions.overview": (part_of(namespace("peek", optional=True)),),
     "subscriptions.get": (topic("peek"),),
     "subscriptions.lateness": (
         topic("peek", optional=True),
@@ -224,6 +225,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "grants.remove": (pattern("admin", "pattern"),),
     "broker.stats": (everything("peek"),),
     "broker.update": (everything("admin"),),
+    "broker.findings": (everything("peek"),),
     "cluster.status": (everything("peek"),),
     "cluster.drain": (everything("admin"),),
     "cluster.undrain": (everything("admin"),),

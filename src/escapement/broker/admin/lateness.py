@@ -17,8 +17,10 @@ from escapement.names import TableName, TopicName
 
 _HOUR_MS: Final = 3_600_000
 _COUNT: Final = 50
-# How many subscriptions are summed up in one step, which takes some milliseconds.
-_STEP: Final = 1_000
+# How many topics are named, and how many subscriptions summed up, in one step, which takes a
+# millisecond or two.
+_NAMED: Final = 1_000
+_SUMMED: Final = 250
 
 
 class LatenessFigures(TypedDict):
@@ -115,10 +117,10 @@ async def _worst(
 ) -> WorstLateness:
     first, last = _range(broker, within_ms)
     history = broker.services.totals.lateness_history
-    named = _named(broker, history.subscriptions(first), seen, prefix)
+    named = await _named(broker, history.subscriptions(first), seen, prefix)
     parts = []
-    for at in range(0, len(named), _STEP):
-        ids = np.array([one.id for one in named[at : at + _STEP]], np.int64)
+    for at in range(0, len(named), _SUMMED):
+        ids = np.array([one.id for one in named[at : at + _SUMMED]], np.int64)
         parts.append(history.over(ids, first, last))
         await trio.lowlevel.checkpoint()
     if not parts:
@@ -156,14 +158,20 @@ def _range(broker: Broker, within_ms: int) -> tuple[int, int]:
     return (now_ms - within_ms) // MINUTE_MS + 1, now_ms // MINUTE_MS
 
 
-def _named(broker: Broker, topic_ids: dict[int, int], seen: Coverage, prefix: str) -> list[_Named]:
+async def _named(
+    broker: Broker, topic_ids: dict[int, int], seen: Coverage, prefix: str
+) -> list[_Named]:
     """Return those of some subscriptions that exist and may be shown, by ascending ids.
+
+    Works in steps, so subscriptions that are deleted meanwhile may be there or not.
 
     Args:
       topic_ids: the topic id of each subscription.
     """
     found = []
-    for topic_id in set(topic_ids.values()):
+    for number, topic_id in enumerate(set(topic_ids.values())):
+        if number % _NAMED == 0:
+            await trio.lowlevel.checkpoint()
         name, subscriptions = _topic(broker, topic_id)
         if name.startswith(prefix) and name in seen:
             found += [_Named(name, *one) for one in subscriptions if one[1] in topic_ids]

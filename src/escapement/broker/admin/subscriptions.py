@@ -6,12 +6,12 @@ from itertools import islice
 from typing import Annotated, Final, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.figures import SubscriptionFigures, figures
 from escapement.broker.admin.result import Deleted, Fields
 from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
 from escapement.broker.broker import Broker
-from escapement.broker.subscription.shared import SharedSubscription
-from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.due_counts import DueCounts
 from escapement.errors import Conflict
 from escapement.names import SUBSCRIPTION_KINDS, SubscriptionKind
 from escapement.position import Position
@@ -46,33 +46,28 @@ class Sought(TypedDict):
     position: str
 
 
-class SubscriptionFigures(TypedDict):
-    """The state and the counters of a subscription."""
+class CountedSubscription(SubscriptionFigures):
+    """A subscription with its due and scheduled messages; ``exact`` is false for estimates."""
 
-    subscription: str
-    kind: SubscriptionKind
-    consumers: list[str]
-    ready: int
-    behind: bool
-    in_flight: int
-    unacknowledged: int
-    delivered: int
-    redelivered: int
-    acknowledged: int
-    nacked: int
-    released: int
-    timed_out: int
-    expired: int
-    dropped: int
-    dead_waiting: int
-    dead_lettered: int
+    due: int
+    scheduled: int
+    exact: bool
 
 
-async def _list_subscriptions(broker: Broker, given: Arguments) -> list[SubscriptionFigures]:
+async def _list_subscriptions(broker: Broker, given: Arguments) -> list[CountedSubscription]:
+    topic = topic_of(broker, given)
+    given.end()
+    counted = await broker.services.due_counter.count(topic)
     async with broker.answering:
-        topic = topic_of(broker, given)
-        given.end()
-        return [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)]
+        return [
+            _counted(figures(topic, one), counted[one.record.name])
+            for one in islice(topic.subscriptions(), MAX_ROWS)
+            if one.record.name in counted  # not created meanwhile
+        ]
+
+
+def _counted(row: SubscriptionFigures, counts: DueCounts) -> CountedSubscription:
+    return {**row, "due": counts.due, "scheduled": counts.scheduled, "exact": counts.exact}
 
 
 async def _get_subscription(broker: Broker, given: Arguments) -> SubscriptionSettings:
@@ -130,31 +125,6 @@ def _subscription(topic: Topic, record: SubscriptionRecord) -> SubscriptionSetti
         "created_at_ms": record.created_at_ms,
     }
     return {**head, **record.policy.plain()}
-
-
-def figures(topic: Topic, subscription: Subscription) -> SubscriptionFigures:
-    """Return the state and the counters of a subscription, as one row of a listing."""
-    counts = subscription.counts
-    shared = subscription if isinstance(subscription, SharedSubscription) else None
-    return {
-        "subscription": subscription.record.name,
-        "kind": subscription.record.kind,
-        "consumers": [consumer.name for consumer in subscription.consumers],
-        "ready": 0 if shared is None else shared.ready_count,
-        "behind": shared is not None and shared.bands.are_behind,
-        "in_flight": len(subscription.in_flight),
-        "unacknowledged": topic.unacknowledged(subscription),
-        "delivered": counts.delivered,
-        "redelivered": counts.redelivered,
-        "acknowledged": counts.acknowledged,
-        "nacked": counts.nacked,
-        "released": counts.released,
-        "timed_out": counts.timed_out,
-        "expired": counts.expired,
-        "dropped": counts.dropped,
-        "dead_waiting": len(subscription.dead),
-        "dead_lettered": counts.dead_lettered,
-    }
 
 
 VERBS: Final[dict[str, Verb]] = {

@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Annotated, Final, TypedDict
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.figures import SubscriptionFigures, figures
 from escapement.broker.admin.result import Deleted, Fields
-from escapement.broker.admin.subscriptions import SubscriptionFigures, figures
 from escapement.broker.admin.verb import MAX_ROWS, Verb, beginning_of, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.producer import Producer

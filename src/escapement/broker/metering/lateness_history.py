@@ -38,6 +38,9 @@ MOST_CELLS: Final = 2_000_000
 # A key is an id and below it a bucket of this many bits.
 _BITS: Final = BUCKETS.bit_length() - 1
 _BUCKET: Final = BUCKETS - 1
+# If the ids of some subscriptions are among more than this many times as many numbers, the
+# subscription of each cell is searched for.
+_SPARSE: Final = 4
 # Bounds on the noted messages and batches, which then become cells together.
 _NOTED_MESSAGES: Final = 8_192
 _NOTED_BATCHES: Final = 256
@@ -113,15 +116,15 @@ class LatenessHistory:
           last: the number of the last minute.
         """
         self._count()
-        numbers, parts = [], []
+        numbers: list[int] = []
+        parts: list[tuple[Int64s, Int64s]] = []
         for number in sorted(self._minutes):
             if first <= number <= last:
                 keys, counts = self._minutes[number].between(subscription_id, subscription_id)
                 if len(keys):
                     numbers.append(number)
-                    parts.append((keys & _BUCKET, counts))
-        rows = np.repeat(np.arange(len(parts)), [len(counts) for _, counts in parts])
-        return np.array(numbers, np.int64), _summed(rows, *_joined(parts), len(parts))
+                    parts.append((keys + (len(parts) - subscription_id << _BITS), counts))
+        return np.array(numbers, np.int64), _summed(*_joined(parts), len(parts))
 
     def over(self, subscription_ids: Int64s, first: int, last: int) -> Lateness:
         """Return the figures of some subscriptions over all minutes of a range.
@@ -141,12 +144,17 @@ class LatenessHistory:
                 if first <= number <= last
             ]
         )
+        first_id = int(ids[0])
+        span = int(ids[-1]) - first_id + 1
+        if span <= _SPARSE * len(ids):  # faster than a search for each cell
+            keys -= first_id << _BITS
+            every = _summed(keys, counts, span)
+            return Lateness(*(column[ids - first_id] for column in every))
         found = keys >> _BITS
         rows = ids.searchsorted(found)
         known = ids[rows] == found
-        if not known.all():
-            rows, keys, counts = rows[known], keys[known], counts[known]
-        return _summed(rows, keys & _BUCKET, counts, len(ids))
+        keys = (rows << _BITS) + (keys & _BUCKET)
+        return _summed(keys[known], counts[known], len(ids))
 
     # -- counting ----------------------------------------------------------------
 
@@ -156,6 +164,8 @@ class LatenessHistory:
         After the clock was set back, some of them may be later ones.
         """
         self._count()
+        if self._minute in self._minutes:
+            self._minutes[self._minute].sort()  # so that a reader need not sort many minutes
         self._minute = minute
         far = [number for number in self._minutes if abs(number - minute) >= KEPT_MINUTES]
         for number in far:
@@ -252,10 +262,18 @@ def _joined(parts: list[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
     )
 
 
-def _summed(rows: Int64s, buckets: Int64s, counts: Int64s, height: int) -> Lateness:
-    """Return the figures of each row, given the row and the bucket of each cell."""
+def _summed(keys: Int64s, counts: Int64s, height: int) -> Lateness:
+    """Return the figures of each row.
+
+    Args:
+      keys: the row of each cell above its bucket; changed in place.
+    """
+    buckets = keys & _BUCKET
     width = int(buckets.max(initial=0)) + 1
-    found = np.bincount(rows * width + buckets, counts, height * width)
+    keys >>= _BITS
+    keys *= width
+    keys += buckets
+    found = np.bincount(keys, counts, height * width)
     upto = found.astype(np.int64).reshape(height, width).cumsum(axis=1)
     total = upto[:, -1]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import trio
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from escapement.broker.admin.figures import rows
 from escapement.broker.broker import Broker
-from escapement.broker.subscription.counts import Counts
 from escapement.names import NamespaceName
 from escapement.storage.catalog.catalog import TopicRecord
 
@@ -106,36 +106,14 @@ class DetailedFamilies:
 def _add(broker: Broker, name: str, record: TopicRecord, families: DetailedFamilies) -> None:
     families.entries.add_metric([name], broker.index.count(record.id))
     topic = broker.registry.active.get(record.id)
-    if topic is None:
-        figures = broker.services.passive_topics.figures(record.id)
-        families.published.add_metric([name], 0 if figures is None else figures.published)
-        for one in broker.registry.subscriptions_of(record.id):
-            known = None if figures is None else figures.counts.get(one.id)
-            done = broker.services.passive_topics.done(one.id)
-            waiting = max(record.next_offset - done, 0)
-            _add_counts([name, one.name], known or Counts(), (0, 0, 0, waiting), 0, families)
-        return
-    families.published.add_metric([name], topic.published)
-    for subscription in topic.subscriptions():
-        gauges = (
-            subscription.ready_count,
-            len(subscription.in_flight),
-            subscription.retrying,
-            topic.unacknowledged(subscription),
-        )
-        labels = [name, subscription.record.name]
-        _add_counts(labels, subscription.counts, gauges, len(subscription.consumers), families)
-
-
-def _add_counts(
-    labels: list[str],
-    counts: Counts,
-    gauges: tuple[int, ...],
-    consumers: int,
-    families: DetailedFamilies,
-) -> None:
-    for name, counter in families.counts.items():
-        counter.add_metric(labels, getattr(counts, name))
-    for gauge, value in zip(families.gauges.values(), gauges, strict=True):
-        gauge.add_metric(labels, value)
-    families.consumers.add_metric(labels, consumers)
+    kept = broker.services.passive_topics.figures(record.id)
+    passive = 0 if kept is None else kept.published
+    families.published.add_metric([name], passive if topic is None else topic.published)
+    for row in rows(broker, name, record):
+        figures: Mapping[str, Any] = row
+        labels = [name, row["subscription"]]
+        for field, counter in families.counts.items():
+            counter.add_metric(labels, figures[field])
+        for field, gauge in families.gauges.items():
+            gauge.add_metric(labels, figures[field])
+        families.consumers.add_metric(labels, row["consumers"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from escapement.broker.config import MOST_PARALLELISM
 from escapement.cli.admin.group import AdminCommand, verb
-from escapement.cli.output.table import print_record
+from escapement.cli.output.table import print_record, print_rows
 
 
 @click.group()
@@ -18,6 +20,21 @@ def broker() -> None:
 def broker_stats(admin: AdminCommand) -> None:
     """Show figures of the broker: its database, its index, and pending commits."""
     admin.ask("broker.stats", print_record)
+
+
+@verb(broker, "findings", "", "-o json")
+def broker_findings(admin: AdminCommand) -> None:
+    """Show what is wrong with the machine, the data directory and the databases of a broker.
+
+    The broker checks itself, as `escapement doctor` does, once a minute at most. With several
+    nodes, the node at the address of --broker answers about itself.
+    """
+    admin.ask("broker.findings", _print_findings)
+
+
+def _print_findings(answer: dict[str, Any]) -> None:
+    click.echo(f"Node {answer['node']}:")
+    print_rows(answer["findings"], ("level", "check", "text", "remedy"), "no problem found")
 
 
 @verb(broker, "update", "--table-parallelism 8")

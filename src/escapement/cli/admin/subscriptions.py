@@ -22,11 +22,14 @@ SUBSCRIPTION_COLUMNS: Final = (
     "consumers",
     "ready",
     "in_flight",
+    "retrying",
     "unacknowledged",
     "delivered",
     "redelivered",
 )
 _FIGURES: Final = ("delivered", "p50_ms", "p99_ms", "max_ms")
+_COUNTED: Final = (*SUBSCRIPTION_COLUMNS[:3], "due", "scheduled", *SUBSCRIPTION_COLUMNS[4:])
+_OVERVIEW: Final = ("topic", *SUBSCRIPTION_COLUMNS, "dead_lettered")
 _print: Final = policy_printer(SubscriptionPolicy)
 
 
@@ -41,11 +44,12 @@ def list_subscriptions(admin: AdminCommand, topic: str) -> None:
     """List the subscriptions of a topic.
 
     The column unacknowledged counts messages that are due or not. For a shared subscription it
-    includes messages that were due before the subscription began, which it never gets.
+    includes messages that were due before the subscription began, which it never gets. The columns
+    due and scheduled are estimates if the topic has some hundred thousand messages.
     """
     admin.ask(
         "subscriptions.list",
-        lambda rows: print_rows(rows, SUBSCRIPTION_COLUMNS, "no subscriptions"),
+        lambda rows: print_rows(rows, _COUNTED, "no subscriptions"),
         topic=topic,
     )
 
@@ -95,6 +99,53 @@ def show_lateness(
         subscription=subscription,
         namespace=namespace,
         within_ms=within_ms,
+        count=count,
+    )
+
+
+@verb(
+    subscriptions,
+    "overview",
+    "",
+    "shop/eu --search bill",
+    "--after shop/eu/orders billing --count 1000 -o json",
+)
+@click.option("--search", metavar="TEXT", help="Only topics or subscriptions with TEXT in a name.")
+@click.option(
+    "--after", nargs=2, metavar="TOPIC SUBSCRIPTION", help="Begin after this subscription, by name."
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="The most subscriptions to show.",
+)
+@click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
+def overview(
+    admin: AdminCommand,
+    namespace: str | None,
+    search: str | None,
+    after: tuple[str, str] | None,
+    count: int,
+) -> None:
+    """Show the subscriptions of all topics, or of those of one namespace, by name.
+
+    The columns ready, in_flight and retrying are 0 for topics that are not in use.
+    """
+
+    def show(answer: dict[str, Any]) -> None:
+        print_rows(answer["subscriptions"], _OVERVIEW, "no subscriptions")
+        if answer["next"] is not None:
+            topic, name = answer["next"]
+            click.echo(f"... continue with --after {topic} {name}", err=True)
+
+    admin.ask(
+        "subscriptions.overview",
+        show,
+        namespace=namespace,
+        search=search,
+        after=None if after is None else [after[0], after[1]],
         count=count,
     )
 

@@ -40,10 +40,13 @@ from escapement.cli.input.parameters import (
     positive_duration_ms,
     size_bytes,
 )
+from escapement.cli.operation.checks import addresses, checks_of
 from escapement.cli.output.log_format import LogFormat, start_logging
+from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
 from escapement.durations import format as duration_text
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.event_log import EventLog
+from escapement.loopback import is_loopback
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
 from escapement.storage.bundles import MAX_BUNDLES
@@ -238,11 +241,14 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Allow --http on an address that other machines reach.",
 )
 @_option(
-    "--console/--no-console",
-    "with_console",
-    default=False,
+    "--console",
+    type=host_and_port_or(DEFAULT_CONSOLE_PORT),
+    is_flag=False,
+    flag_value=f"{DEFAULT_HOST}:{DEFAULT_CONSOLE_PORT}",
+    metavar="[HOST:PORT]",
     envvar="ESCAPEMENT_CONSOLE",
-    help="Serve the console on 127.0.0.1:7653, in this process: for development.",
+    help=f"Serve the console in this process, for development; {DEFAULT_HOST}:"
+    f"{DEFAULT_CONSOLE_PORT} if no address is given. Off by default.",
 )
 @log_options(Setting)
 @click.pass_context
@@ -272,7 +278,7 @@ def serve(
     http: tuple[str, int] | None,
     http_admin: bool,
     http_insecure: bool,
-    with_console: bool,
+    console: tuple[str, int] | None,
     log_level: str,
     log_format: LogFormat,
 ) -> None:
@@ -301,10 +307,11 @@ def serve(
         table_parallelism=table_parallelism,
         max_commits_per_second=max_commits_per_second,
         ack_wait_ms=ack_wait_ms,
-        outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
-        tables=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)),
+        outboxes=addresses(outbox_urls),
+        tables=addresses(table_urls),
         binary_logs=binary_logs,
         audit_retention_ms=audit_retention_ms,
+        checks=checks_of(ctx).make,
     )
     host, port = listen
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_certificates)
@@ -320,7 +327,7 @@ def serve(
         side_port,
         bundles,
     )
-    beside = _console(tls) if with_console else None
+    companion = None if console is None else _console(*console, tls)
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()
@@ -329,18 +336,23 @@ def serve(
     gc.collect()
     gc.freeze()
     with _failure_logged(ctx, log_format):
-        trio.run(partial(serve_until_stopped, config, _Announcement(_where(config)), beside))
+        trio.run(partial(serve_until_stopped, config, _Announcement(_where(config)), companion))
 
 
-def _console(tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:
+def _console(host: str, port: int, tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:
     """Return a function that serves the console for the broker at an address.
 
     Raises:
-      InvalidRequest: if a package is missing, or the broker needs TLS.
+      InvalidRequest: if a package is missing, other machines could reach the console, or the broker
+        needs TLS.
     """
-    from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
-
-    ConsoleConfig(DEFAULT_HOST, DEFAULT_CONSOLE_PORT).check(insecure=False)
+    if not is_loopback(host):
+        raise InvalidRequest(
+            f"--console {host} is not a loopback address. For other machines, run `escapement "
+            "console`, which has TLS."
+        )
+    config = ConsoleConfig(host, port)
+    config.check(insecure=False)
     if tls is not None:
         raise InvalidRequest(
             "--console connects without TLS. Start `escapement console --broker "
@@ -348,7 +360,7 @@ def _console(tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:
         )
     from escapement.console.beside import run_beside
 
-    return run_beside
+    return partial(run_beside, config)
 
 
 def _tls_files(

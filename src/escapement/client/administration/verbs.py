@@ -28,8 +28,9 @@ from escapement.protocol.bundle_verbs import SOUGHT, Merge, contents, merge_of
 _SHARED: Final = 0
 # The first words of these verbs, except those in ``MERGED``.
 SHARED: Final = ("namespaces", "tokens", "grants", "tables", "outboxes", "jobs")
-# The first words of the verbs that any broker carries out for the whole database.
-ANYWHERE: Final = ("access", "cluster", "audit")
+# The first words of the verbs that any broker carries out for the whole database, and the verb that
+# a node answers about itself.
+ANYWHERE: Final = ("access", "cluster", "audit", "broker.findings")
 # Verbs that name their topic in another argument than ``topic``.
 ELSEWHERE: Final = {"inbox.discard": "target"}
 # The verb that deletes what a namespace has in all bundles.
@@ -88,7 +89,7 @@ async def ask_verb(lines: Lines, reason: str, verb: str, /, **arguments: Any) ->
     if verb == "topics.create_many":
         return await _create_many(lines, request)
     kind = str(verb).partition(".")[0]
-    if kind in ANYWHERE:
+    if kind in ANYWHERE or verb in ANYWHERE:
         return await _of_bundle(lines, next(_connected(lines), _SHARED), request)
     topic = arguments.get(ELSEWHERE.get(verb, "topic"))
     if kind in SHARED or not isinstance(topic, str):

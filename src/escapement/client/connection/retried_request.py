@@ -37,8 +37,8 @@ REQUEST_ROWS: Final = 32_768
 _TWICE: Final = {
     "list", "get", "stats", "show", "next", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
-    "own", "preview", "stop", "status", "drain", "undrain", "move", "bundles", "secrets",
-    "lateness",
+    "own", "preview", "overview", "stop", "status", "drain", "undrain", "move", "bundles",
+    "secrets", "lateness", "findings",
 }  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
             found[name.strip()] = value.strip()
         return found
 
-    def at(self, now_ms: int) -> Filter:
+    def as_of(self, now_ms: int) -> Filter:
         """Return the filter with the range of due times that its state implies.
 
         The result names the same messages later: what is overdue now, for example.

@@ -34,7 +34,7 @@ async def pending(
       NotFound: if one of the topics does not exist.
     """
     begin = Place.parse(after) if after else None
-    conditions = asked.at(now_ms).conditions()
+    conditions = asked.as_of(now_ms).conditions()
     pages: dict[str, tuple[list[Row], list[int] | None]] = {}
     looked = 0
     by_look = asked.state in BY_LOOK

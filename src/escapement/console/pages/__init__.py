@@ -8,10 +8,16 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.console.pages import (
+    act,
     audit,
     brokers,
+    dead_letter,
+    dead_letters,
     find,
+    jobs,
     lateness,
+    message,
+    produce,
     schedule_form,
     schedules,
     subscription,
@@ -23,11 +29,17 @@ from escapement.console.view import Page
 _FILES: Final = (
     timeline,
     find,
+    message,
+    act,
+    jobs,
     subscriptions,
     subscription,
     lateness,
     schedule_form,
     schedules,
+    dead_letters,
+    dead_letter,
+    produce,
     brokers,
     audit,
 )

@@ -39,7 +39,7 @@ async def _part(view: View) -> dict[str, Any]:
         "rates": rates,
         "growth_a_day": None if growth is None else round(growth * _DAY_S),
         "cluster": await view.broker.admin("cluster.status"),
-        "findings": await view.broker.admin("broker.findings"),
+        "checked": await view.broker.admin("broker.findings"),
     }
 
 

@@ -77,7 +77,7 @@ async def _count(view: View, asked: Query, topics: Topics) -> dict[str, Any] | N
     """Return the number of messages that match, if the user asks for it."""
     if not (asked.count and can_be_counted(asked, topics)):
         return None
-    preview = await view.broker.bulk.preview(topics.names[0], **asked.at(view.now_ms).bulk())
+    preview = await view.broker.bulk.preview(topics.names[0], **asked.as_of(view.now_ms).bulk())
     return {"messages": preview.messages, "complete": preview.complete}
 
 
@@ -95,7 +95,7 @@ def _values(view: View, asked: Query, topics: Topics, found: Found | None) -> di
         "states": {"Pending": BY_INDEX, "Held by a subscription": BY_LOOK, "Over": OVER},
         "more_link": asked.link(after=found.next) if found is not None and found.next else "",
         "count_link": asked.link(count="true") if can_be_counted(asked, topics) else "",
-        "all": asked.at(view.now_ms) if can_be_counted(asked, topics) else None,
+        "all": asked.as_of(view.now_ms) if can_be_counted(asked, topics) else None,
         "may_cancel": any(view.user.may("cancel", topic) for topic in topics.names),
         "is_over": asked.state in OVER,
     }

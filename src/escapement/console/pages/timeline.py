@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
@@ -9,16 +10,20 @@ from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 import msgspec
+import trio
 from starlette.responses import Response
 
 from escapement.clock import moment, unix_ms
 from escapement.console.text.bars import Bar, bar_chart
 from escapement.console.view import Page, View
+from escapement.errors import Busy
 
 By = Literal["minute", "hour", "day"]
 
 _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
+# How long a page waits for the first count of a broker. The live part shows it later.
+_FIRST_WAIT_S: Final = 0.2
 
 
 class Length(NamedTuple):
@@ -74,9 +79,9 @@ async def _part(view: View, asked: Query) -> dict[str, Any]:
         rows = await view.broker.admin("subscriptions.list", topic=asked.where)
         overdue, at_ms, exact = sum(row["due"] for row in rows), view.now_ms, True
     else:
-        found = await view.broker.admin(
-            "namespaces.forecast", namespace=asked.where or None, **spans
-        )
+        found = await _count(view, asked.where, spans)
+        if found is None:
+            return {"chart": None}
         overdue, at_ms, exact = found["overdue"], found["at_ms"], found["exact"]
     starts_ms = [found["first_ms"] + at * found["by_ms"] for at in range(len(found["counts"]))]
     counts = found["counts"]
@@ -99,6 +104,16 @@ async def _part(view: View, asked: Query) -> dict[str, Any]:
         "at_ms": at_ms,
         "exact": exact,
     }
+
+
+async def _count(view: View, namespace: str, spans: dict[str, int]) -> dict[str, Any] | None:
+    """Return the count of a namespace; None while the broker makes its first one."""
+    with trio.move_on_after(_FIRST_WAIT_S), suppress(Busy):
+        found: dict[str, Any] = await view.broker.admin(
+            "namespaces.forecast", namespace=namespace or None, **spans
+        )
+        return found
+    return None
 
 
 def by_day(starts_ms: list[int], counts: list[int], zone: ZoneInfo) -> tuple[list[int], list[int]]:

@@ -21,13 +21,14 @@ from support.verb_arguments import TAKEN
 
 # The verbs that change nothing. A new verb is recorded unless it is added here.
 READING = {
-    "access.own", "audit.list", "broker.stats", "bulk.list", "bulk.preview", "bulk.show",
-    "cluster.status",
+    "access.own", "audit.list", "broker.findings", "broker.stats", "bulk.list", "bulk.preview",
+    "bulk.show", "cluster.status",
     "dlq.count", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list", "inbox.list",
     "jobs.list", "push.list", "push.show", "push.secrets",
     "messages.select", "messages.show", "namespaces.forecast", "namespaces.get",
     "namespaces.list", "schedules.get", "schedules.list", "schedules.next", "subscriptions.get",
-    "subscriptions.lateness", "subscriptions.list", "tables.list", "tokens.list",
+    "subscriptions.lateness", "subscriptions.list", "subscriptions.overview",
+    "tables.list", "tokens.list",
     "topics.forecast", "topics.get", "topics.list", "topics.peek", "topics.stats",
 }  # fmt: skip
 HINTS = {"outboxes.poll", "tables.poll"}

@@ -49,7 +49,7 @@ def check(found: tuple[int, int, int, int], late_ms: list[int]) -> None:
 
 @given(BATCHES)
 def test_history_equals_a_naive_list(batches: list[tuple[int, int, list[int], bool]]) -> None:
-    """O4: by minute and over all minutes, also if it is read in between.
+    """B14: by minute and over all minutes, also if it is read in between.
 
     The clock may be set back. A minute is forgotten when a batch comes from a minute that is far
     from it.
@@ -67,6 +67,7 @@ def test_history_equals_a_naive_list(batches: list[tuple[int, int, list[int], bo
             history.subscriptions(0)
     together = history.over(np.array(IDS), 0, 1 << 40)
     for at, id in enumerate(IDS):
+        assert row(history.over(np.array([id]), 0, 1 << 40), 0) == row(together, at)
         numbers, figures = history.minutes(id, 0, 1 << 40)
         right = {number: kept[number][id] for number in sorted(kept) if id in kept[number]}
         assert numbers.tolist() == list(right)
@@ -80,7 +81,7 @@ def test_history_equals_a_naive_list(batches: list[tuple[int, int, list[int], bo
 
 
 def test_figures_are_of_the_given_minutes_and_subscriptions() -> None:
-    """O4: neighbours in time and by id are left out."""
+    """B14: neighbours in time and by id are left out."""
     history = LatenessHistory()
     for minute in range(100, 110):
         for id in range(1, 6):
@@ -96,7 +97,7 @@ def test_figures_are_of_the_given_minutes_and_subscriptions() -> None:
 
 
 def test_history_gets_shorter_at_its_bound() -> None:
-    """Q10: the oldest minutes are forgotten, those of all subscriptions."""
+    """V3: the oldest minutes are forgotten, those of all subscriptions."""
     history = LatenessHistory(most_cells=1_000)
     for minute in range(1_000, 1_020):
         for id in range(100):
@@ -109,7 +110,7 @@ def test_history_gets_shorter_at_its_bound() -> None:
 
 
 def test_minute_that_has_all_cells_counts_no_more() -> None:
-    """Q10: its other figures stay right, and the next minute counts again."""
+    """V3: its other figures stay right, and the next minute counts again."""
     history = LatenessHistory(most_cells=1_000)
     for id in range(2_000):
         add(history, 7, id, [1])
@@ -121,7 +122,7 @@ def test_minute_that_has_all_cells_counts_no_more() -> None:
 
 
 def test_noted_batches_are_bounded() -> None:
-    """Q10: a history that nobody reads notes few batches."""
+    """V3: a history that nobody reads notes few batches."""
     history = LatenessHistory()
     for _ in range(10_000):
         add(history, 1, 1, [3, 3, 3])

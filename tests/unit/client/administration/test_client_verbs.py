@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from escapement.broker.admin.admin import VERBS
 from escapement.client.administration.verbs import ANYWHERE, ELSEWHERE, SHARED
 from escapement.protocol.bundle_verbs import MERGED, MOST_ROWS, SOUGHT
@@ -16,7 +20,7 @@ def test_every_verb_has_a_way_to_its_broker() -> None:
             verb in SOUGHT,
             verb == "topics.create_many",
             verb.partition(".")[0] in SHARED and verb not in MERGED,
-            verb.partition(".")[0] in ANYWHERE,
+            verb in ANYWHERE or verb.partition(".")[0] in ANYWHERE,
         ]
         if sum(ways) == 0:
             assert ELSEWHERE.get(verb, "topic") in TAKEN[verb], verb
@@ -58,6 +62,31 @@ def test_forecasts_of_brokers_are_added_span_by_span() -> None:
     assert MERGED["namespaces.forecast"]([old]) == old
     far = old | {"at_ms": 305, "first_ms": 300, "until_ms": 330}
     assert MERGED["namespaces.forecast"]([old, far])["counts"] == [1, 2, 3]
+
+
+def page(names: str, following: str = "", count: int = 3) -> dict[str, Any]:
+    """Return a page of subscriptions with names of one letter, of the topic "t"."""
+    rows = [{"topic": "t", "subscription": name} for name in names]
+    return {"subscriptions": rows, "next": ["t", following] if following else None, "count": count}
+
+
+@pytest.mark.parametrize(
+    ("pages", "merged"),
+    [
+        ([page("adg", "g"), page("bc")], page("abc", "c")),
+        ([page("abc", "c"), page("def", "f")], page("abc", "c")),
+        ([page("ac"), page("b")], page("abc")),
+        ([page("ac"), page("bd")], page("abc", "c")),
+        ([page("a", "c"), page("bd")], page("ab", "c")),  # b and c were deleted meanwhile
+        ([page("", "c"), page("d")], page("", "c")),
+        ([page(""), page("")], page("")),
+    ],
+)
+def test_pages_of_brokers_become_one_page_by_name(
+    pages: list[dict[str, Any]], merged: dict[str, Any]
+) -> None:
+    """B6, B8: a broker may have further rows after the end of its page."""
+    assert MERGED["subscriptions.overview"](pages) == merged
 
 
 def test_figures_of_brokers_are_added() -> None:
