@@ -14,12 +14,12 @@ from escapement.errors import InvalidRequest, NotFound
 from escapement.names import read_message_id
 
 # The properties of a dead letter that the broker added begin with this.
-_PREFIX: Final = "dead_letter_"
+DEAD_PREFIX: Final = "dead_letter_"
 
 
 def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that a dead letter had before it died."""
-    return {name: value for name, value in properties.items() if not name.startswith(_PREFIX)}
+    return {name: value for name, value in properties.items() if not name.startswith(DEAD_PREFIX)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class DeadLetter:
     @classmethod
     def of(cls, properties: Mapping[str, Any], topic: str, offset: int) -> DeadLetter | None:
         """Return the dead letter that a message is; None if it is none."""
-        origin, subscription = (properties.get(_PREFIX + one) for one in ("topic", "subscription"))
+        origin, subscription = (
+            properties.get(DEAD_PREFIX + one) for one in ("topic", "subscription")
+        )
         if isinstance(origin, str) and isinstance(subscription, str):
             return cls(origin, subscription, topic, offset)
         return None
@@ -42,7 +44,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A message as the fields of a form. Of a dead letter, it has the original message.
+    """A message as the fields of a form. A dead letter gives those of the original message.
 
     Attributes:
       topic: the topic for the new message.

@@ -66,3 +66,10 @@ def test_time_that_a_page_cannot_show_is_refused(text: str) -> None:
 def test_text_that_is_no_time_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'tomorrow' is not a time"):
         times.time_of("tomorrow", BERLIN)
+
+
+def test_time_beyond_all_calendars_is_shown_as_the_last_one() -> None:
+    """Publishers choose the properties that pages show as times."""
+    auckland = ZoneInfo("Pacific/Auckland")
+    assert times.local(10**18, auckland) == times.local(times.LAST_MS, auckland)
+    assert times.iso(-(10**18)) == "1970-01-01T00:00:00.000Z"

@@ -8,9 +8,10 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.console.message_source import own_properties
+from escapement.console.text.histories import DEATHS
 from escapement.console.view import Page, View
+from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 
 # The dead letters that a page looks at, and those of one reason that it shows if there are several.
@@ -18,15 +19,6 @@ _LOOKED: Final = 500
 _SHOWN: Final = 50
 # The most dead letters that the broker deletes with one request.
 _MOST_PURGED: Final = 10_000
-# Why a message becomes a dead letter.
-REASONS: Final = {
-    "nack": "the consumer returned the message as failed in the last attempt",
-    "timeout": "the last attempt was not acknowledged in time",
-    "disconnect": "the consumer disconnected in the last attempt",
-    "expired": "the message was too old",
-    "dropped": "a quota was exceeded",
-    "rejected": "the consumer rejected the message",
-}
 ALL: Final = "/dead-letters/{tenant}/{namespace}/{name}/{subscription}"
 
 
@@ -68,7 +60,7 @@ class Whose:
         self.topic: Final = "/".join(view.path(one) for one in ("tenant", "namespace", "name"))
         self.subscription: Final = view.path("subscription")
         self.lie_in: Final = asked.in_ or None
-        # What a redrive and a purge need.
+        # A redrive and a purge need these rights.
         may_end = self.lie_in is None or view.user.may("cancel", self.lie_in)
         self.may_redrive: Final = may_end and view.user.may("produce", self.topic)
         self.may_purge: Final = may_end and view.user.may("cancel", self.topic)
@@ -113,7 +105,7 @@ async def _list(view: View) -> Response:
         shown=shown,
         total=len(found),
         is_all=len(found) < _LOOKED,
-        reasons=REASONS,
+        reasons=DEATHS,
     )
 
 
@@ -129,7 +121,7 @@ async def _show(view: View) -> Response:
         letter={"reason": "unknown", **found},
         properties=own_properties(found["properties"]),
         lie_in=whose.lie_in or await _dead_letter_topic(view, whose),
-        reasons=REASONS,
+        reasons=DEATHS,
     )
 
 
@@ -150,7 +142,7 @@ async def _redrive(view: View) -> Response:
         **whose.arguments,
         offsets=chosen.id,
         count=len(chosen.id),
-        spread_ms=durations.parse(chosen.spread) if chosen.spread else None,
+        spread_ms=parse_duration(chosen.spread) if chosen.spread else None,
     )
     return view.go(whose.link(), _told(answer["redriven"], len(chosen.id), "sent back"))
 

@@ -24,7 +24,7 @@ from escapement.errors import NotFound
 _ROWS: Final = 50
 # The subscriptions of one request, and the most requests of one page: most dead-letter topics may
 # be empty.
-_REQUEST_ROWS: Final = 1000
+_REQUEST_ROWS: Final = 250
 _REQUESTS: Final = 10
 # The dead letters of a topic whose origins are read.
 _LOOKED: Final = 20
@@ -32,7 +32,7 @@ _SUBSCRIPTION: Final = "dead-letters"
 
 
 class Query(msgspec.Struct):
-    """What the page shows. ``after`` is the last dead-letter topic of the page before."""
+    """The filter of the page. ``after`` is the last dead-letter topic of the page before."""
 
     namespace: str = ""
     after: str = ""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.message_source import own_properties
+from escapement.console.message_source import DEAD_PREFIX, own_properties
 from escapement.console.text.histories import DEATHS, WHOLE, cause, lateness
 from escapement.console.text.json_trees import json_tree
 from escapement.console.text.payloads import shown
@@ -21,8 +21,6 @@ from escapement.names import full_name, read_message_id
 # The most bytes of a payload that a page shows. The rest can be downloaded.
 MOST_SHOWN_BYTES: Final = 256 << 10
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
-# The properties that the broker adds to a dead letter begin with this.
-_DEAD: Final = "dead_letter_"
 
 
 class Query(msgspec.Struct):
@@ -116,8 +114,8 @@ def _death(properties: Mapping[str, Any]) -> dict[str, Any] | None:
 
     A publisher may set properties with the same names, so each is checked.
     """
-    topic, offset = properties.get(f"{_DEAD}topic"), properties.get(f"{_DEAD}offset")
-    reason = properties.get(f"{_DEAD}reason")
+    topic, offset = properties.get(f"{DEAD_PREFIX}topic"), properties.get(f"{DEAD_PREFIX}offset")
+    reason = properties.get(f"{DEAD_PREFIX}reason")
     if not (isinstance(topic, str) and isinstance(offset, int) and isinstance(reason, str)):
         return None
     try:
@@ -128,11 +126,11 @@ def _death(properties: Mapping[str, Any]) -> dict[str, Any] | None:
         "id": id,
         "topic": full_name(topic),
         "reason": DEATHS.get(reason, reason),
-        "subscription": properties.get(f"{_DEAD}subscription"),
-        "attempts": properties.get(f"{_DEAD}attempts"),
+        "subscription": properties.get(f"{DEAD_PREFIX}subscription"),
+        "attempts": properties.get(f"{DEAD_PREFIX}attempts"),
     }
     for name in ("published_at_ms", "due_at_ms", "died_at_ms"):
-        at_ms = properties.get(f"{_DEAD}{name}")
+        at_ms = properties.get(f"{DEAD_PREFIX}{name}")
         found[name] = at_ms if type(at_ms) is int and 0 <= at_ms <= LAST_MS else None
     return found
 

@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.client.producing.receipt import Receipt
 from escapement.client.producing.replace import Replace
 from escapement.clock import moment
@@ -17,6 +16,7 @@ from escapement.console.text.payload_fields import Kind, payload_of
 from escapement.console.text.property_fields import properties_of
 from escapement.console.text.times import field, time_of
 from escapement.console.view import Page, View
+from escapement.durations import parse as parse_duration
 from escapement.errors import AccessDenied, EscapementError, InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
 from escapement.names import TopicName, read_message_id
@@ -26,7 +26,7 @@ _SEND_TIMEOUT_S: Final = 10
 
 
 class Form(msgspec.Struct, rename={"from_": "from"}):
-    """What the user enters. An empty field means none.
+    """The fields of the form. An empty field means none.
 
     Attributes:
       when: whether the message is due at once, after ``delay``, or at ``at``.
@@ -75,7 +75,7 @@ class Form(msgspec.Struct, rename={"from_": "from"}):
         """The delay. Raises InvalidRequest if it is not one."""
         if not self.delay:
             raise InvalidRequest("Enter a delay, such as 3m.")
-        return durations.parse(self.delay)
+        return parse_duration(self.delay)
 
     def at_ms(self, view: View) -> int:
         """Return the time. Raises InvalidRequest if it is not one."""

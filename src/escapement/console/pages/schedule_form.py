@@ -11,20 +11,21 @@ from zoneinfo import available_timezones
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.client import content
 from escapement.console.pages.schedules import NEXT, ONE, Times, name_of
 from escapement.console.text.clock_changes import occurrences
 from escapement.console.text.payload_fields import Kind, payload_of
 from escapement.console.text.times import field, time_of, zone_of
 from escapement.console.view import Page, View
+from escapement.durations import format as duration_text
+from escapement.durations import parse as parse_duration
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.names import TopicName
 from escapement.recurrence import MISSED, Missed, Recurrence
 
 
 class Form(msgspec.Struct):
-    """What the user enters. An empty field means none.
+    """The fields of the form. An empty field means none.
 
     Attributes:
       by: whether the times are those of ``cron`` or ``every``.
@@ -57,10 +58,10 @@ class Form(msgspec.Struct):
             "cron" if schedule["cron"] else "every",
             schedule["cron"] or "",
             schedule["timezone"] or view.zone.key,
-            durations.format(schedule["every_ms"]) if schedule["every_ms"] else "",
+            duration_text(schedule["every_ms"]) if schedule["every_ms"] else "",
             field(until_ms, view.zone) if until_ms else "",
             schedule["missed"],
-            durations.format(spread_ms) if spread_ms else "",
+            duration_text(spread_ms) if spread_ms else "",
         )
 
     def recurrence(self, view: View) -> Recurrence:
@@ -73,7 +74,7 @@ class Form(msgspec.Struct):
         found = Recurrence(
             cron=self.cron if by_cron else "",
             timezone=self.timezone if by_cron else "UTC",
-            every_ms=durations.parse(self.every) if self.every and not by_cron else 0,
+            every_ms=parse_duration(self.every) if self.every and not by_cron else 0,
             anchor_ms=view.now_ms,
             until_ms=time_of(self.until, view.zone) if self.until else None,
         )
@@ -90,7 +91,7 @@ class Form(msgspec.Struct):
             "every_ms": recurrence.every_ms or None,
             "until_ms": recurrence.until_ms,
             "missed": self.missed,
-            "spread_ms": durations.parse(self.spread) if self.spread else 0,
+            "spread_ms": parse_duration(self.spread) if self.spread else 0,
         }
 
     def message(self, view: View) -> dict[str, bytes]:
@@ -203,7 +204,7 @@ def _coming(view: View, form: Form, schedule: dict[str, Any] | None = None) -> d
     try:
         recurrence = form.recurrence(view)
         if schedule and recurrence.every_ms and recurrence.every_ms == schedule["every_ms"]:
-            # The interval does not begin anew. A paused schedule does not say when it began.
+            # The interval continues. Only an active schedule has a next occurrence.
             next_ms = schedule["next_at_ms"] or view.now_ms + recurrence.every_ms
             recurrence = replace(recurrence, anchor_ms=next_ms - recurrence.every_ms)
         times_ms = list(islice(recurrence.occurrences(view.now_ms), NEXT))

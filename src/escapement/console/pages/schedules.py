@@ -10,12 +10,12 @@ from zoneinfo import ZoneInfo
 import msgspec
 from starlette.responses import Response
 
-from escapement import durations
 from escapement.console.schedule_history import history
 from escapement.console.text.clock_changes import occurrences
 from escapement.console.text.cron_words import words
 from escapement.console.text.times import zone_of
 from escapement.console.view import Page, View
+from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 
 State = Literal["active", "paused", "ended", "broken"]
@@ -24,7 +24,7 @@ State = Literal["active", "paused", "ended", "broken"]
 _ROWS: Final = 100
 # The occurrences that a page shows.
 NEXT: Final = 5
-# What each action says when it is done.
+# The notice after each action.
 _ACTIONS: Final = {
     "pause": "{name} is paused. It publishes nothing until it is resumed.",
     "resume": "{name} is active. It publishes its next occurrence.",
@@ -34,7 +34,7 @@ ONE: Final = "/schedules/{tenant}/{namespace}/{name}"
 
 
 class Query(msgspec.Struct):
-    """What the list shows. ``after`` is the name of the last schedule of the page before."""
+    """The filter of the list. ``after`` is the name of the last schedule of the page before."""
 
     namespace: str = ""
     state: State | None = None
@@ -42,7 +42,7 @@ class Query(msgspec.Struct):
 
 
 class Confirmation(msgspec.Struct):
-    """What the user types to delete a schedule: its name."""
+    """The name of a schedule, typed to delete it."""
 
     name: str = ""
 
@@ -66,7 +66,7 @@ class Times:
 
 def _interval(every_ms: int) -> str:
     """Return an interval in words, such as ``Every 5 min``."""
-    text = durations.format(every_ms)
+    text = duration_text(every_ms)
     number = text.rstrip("msdhw")
     unit = text.removeprefix(number)
     return f"Every {number} {'min' if unit == 'm' else unit}"

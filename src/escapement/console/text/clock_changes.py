@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import takewhile
 from typing import NamedTuple
 
-from escapement.clock import moment
-from escapement.console.text.times import span
+from escapement.console.text.times import LAST_MS, at, span
 
 
 class Occurrence(NamedTuple):
@@ -21,11 +21,14 @@ class Occurrence(NamedTuple):
 
 
 def occurrences(times_ms: Iterable[int], zone: tzinfo) -> list[Occurrence]:
-    """Return times, ascending, with the changes of a zone's clocks between them."""
+    """Return times, ascending, with the changes of a zone's clocks between them.
+
+    Times that no page can show are left out.
+    """
     found: list[Occurrence] = []
     before: timedelta | None = None
-    for ms in times_ms:
-        offset = moment(ms).astimezone(zone).utcoffset()
+    for ms in takewhile(lambda ms: ms <= LAST_MS, times_ms):
+        offset = at(ms, zone).utcoffset()
         assert offset is not None
         change = "" if before is None else _change(offset - before)
         found.append(Occurrence(ms, change))
@@ -34,28 +37,28 @@ def occurrences(times_ms: Iterable[int], zone: tzinfo) -> list[Occurrence]:
 
 
 def doubt(text: str, zone: tzinfo) -> str:
-    """Return what is special about a time of day, given without an offset from UTC.
+    """Return a warning about a time of day without an offset from UTC.
 
     Returns:
       That the clocks skip it, or that it occurs twice; "" otherwise.
     """
     try:
-        at = datetime.fromisoformat(text)
+        given = datetime.fromisoformat(text)
     except ValueError:
         return ""
-    if at.tzinfo is not None:
+    if given.tzinfo is not None:
         return ""
-    first, second = at.replace(tzinfo=zone, fold=0), at.replace(tzinfo=zone, fold=1)
+    first, second = (given.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return ""
-    if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != at:
+    if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != given:
         return "The clocks skip this time of day."
     return "This time of day occurs twice, because the clocks go back. The first one is meant."
 
 
 def zone_name(ms: int, zone: tzinfo) -> str:
     """Return what a zone is called at a time, as in ``CEST``, or its offset as in ``+03``."""
-    return moment(ms).astimezone(zone).strftime("%Z")
+    return at(ms, zone).strftime("%Z")
 
 
 def _change(by: timedelta) -> str:

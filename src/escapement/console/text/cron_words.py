@@ -1,9 +1,9 @@
 """A cron expression in words, where the words say the same as the expression.
 
-The library cron-descriptor knows no cron implementation in particular. For some expressions its
-words differ from what cronsim, and so the broker, does: ``*/90`` in the minute field is every hour,
-``*/2`` in the day field begins again on the first of each month, and some lists lose their parts.
-So only fields of simple forms get words. Pure.
+The words are those of the library cron-descriptor, and the broker computes times with cronsim. For
+some expressions they differ: ``*/90`` in the minute field is every hour, ``*/2`` in the day field
+begins again on the first of each month, and some lists lose their parts. So only fields of simple
+forms get words. Pure.
 """
 
 from __future__ import annotations

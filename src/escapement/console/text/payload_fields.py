@@ -20,7 +20,7 @@ def payload_of(kind: Kind, text: str) -> bytes:
     Browsers end the lines of a text field with CR LF. The payload gets LF.
 
     Raises:
-      InvalidRequest: if the text is not of this kind; the error says where.
+      InvalidRequest: if the text is not of this kind. The error names the place.
     """
     if kind == "hex":
         try:

@@ -26,29 +26,34 @@ def zone_of(name: str) -> ZoneInfo:
         return UTC_ZONE
 
 
+def at(ms: int, zone: tzinfo) -> datetime:
+    """Return a time in a zone. A time that no page can show becomes the first or last one."""
+    return moment(min(max(ms, 0), LAST_MS)).astimezone(zone)
+
+
 def local(ms: int, zone: tzinfo) -> str:
     """Return a time as in ``Thu 24 Dec 2026 18:00:00``."""
-    return moment(ms).astimezone(zone).strftime("%a %d %b %Y %H:%M:%S")
+    return at(ms, zone).strftime("%a %d %b %Y %H:%M:%S")
 
 
 def clock(ms: int, zone: tzinfo) -> str:
     """Return the time of day as in ``18:00``."""
-    return moment(ms).astimezone(zone).strftime("%H:%M")
+    return at(ms, zone).strftime("%H:%M")
 
 
 def day(ms: int, zone: tzinfo) -> str:
     """Return the day as in ``Thu 24 Dec``."""
-    return moment(ms).astimezone(zone).strftime("%a %d %b")
+    return at(ms, zone).strftime("%a %d %b")
 
 
 def iso(ms: int) -> str:
     """Return a time in UTC as in ``2026-12-24T17:00:00.000Z``."""
-    return moment(ms).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return at(ms, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def field(ms: int, zone: tzinfo) -> str:
     """Return a time as the value of a form field of the type datetime-local."""
-    return moment(ms).astimezone(zone).strftime("%Y-%m-%dT%H:%M:%S")
+    return at(ms, zone).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def span(ms: int | None) -> str:
