@@ -1,7 +1,7 @@
 """Answers to requests that read show the effect of all that was confirmed before (invariant 8).
 
 A broker that has lost its lease may have an earlier state, so it must refuse. An answer is checked
-when it comes: only what was known before its request counts, and what surely did not change since.
+when it comes. It must fit the facts that were known before its request and surely did not change.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def wrong_states(
 
 def is_waiting(history: History, read: Read, message: Message) -> bool:
     """Return whether a message was surely stored and not due during a read."""
-    if not 0 <= message.confirmed_ms < read.called_ms:
+    if message.confirmed_ms >= read.called_ms:
         return False
     amendments = [one for one in message.amendments if one.called_ms <= read.answered_ms]
     for one in amendments:

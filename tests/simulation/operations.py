@@ -20,8 +20,8 @@ KEYS: Final = 6
 BATCH: Final = 6
 # How long a client keeps trying to learn whether a batch is stored.
 _TRIES: Final = 40
-# The share of changes in which a second client changes the same message. It begins at most so much
-# later: in the same moment, while the first one waits for a commit, or after a take-over.
+# The share of changes in which a second client changes the same message. These are its longest
+# delays: none, during the commit of the first change, or until after a take-over.
 _RACES: Final = 0.5
 _HEADSTARTS_S: Final = (0.0, 0.05, 2.0, 20 * HOUR_S)
 

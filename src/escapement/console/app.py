@@ -160,7 +160,7 @@ class ConsoleApp:
                 self._live.discard(scope)
 
     def _view(self, request: Request, session: Session, broker: Broker, form: MultiDict) -> View:
-        return View(request, session, broker, form, self._now_ms(), self._config.banner)
+        return View(request, session, broker, form, self._now_ms(), self._config)
 
     async def _session(self, request: Request) -> tuple[str, Session]:
         """Return the session of a request, with its id.

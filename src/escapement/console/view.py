@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from escapement.client.broker import Broker
+from escapement.console.config import ConsoleConfig
 from escapement.console.rendering import render
 from escapement.console.sessions import Session
 from escapement.console.text.times import zone_of
@@ -39,7 +40,7 @@ class View:
       form: the fields of the form that the request sends; empty for a GET.
       zone: the time zone of the browser; UTC until the browser tells it.
       now_ms: when the request arrived, in Unix milliseconds.
-      banner: the name of the environment, such as "production"; "" for none.
+      config: the configuration of the console.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class View:
         broker: Broker,
         form: MultiDict,
         now_ms: int,
-        banner: str,
+        config: ConsoleConfig,
     ) -> None:
         self.request: Final = request
         self.session: Final = session
         self.broker: Final = broker
         self.form: Final = form
         self.now_ms: Final = now_ms
-        self.banner: Final = banner
+        self.config: Final = config
         self.zone: Final[ZoneInfo] = zone_of(request.cookies.get(ZONE_COOKIE, ""))
 
     @property

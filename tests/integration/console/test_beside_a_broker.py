@@ -16,7 +16,10 @@ SERVE = (sys.executable, "-m", "escapement", "serve", "--listen", "127.0.0.1:0")
 
 
 async def test_console_beside_a_broker_shows_its_topics_and_stops_with_it(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", None, "--console", "127.0.0.1:0") as broker:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o757)
+    with broker_process(data, None, "--console", "127.0.0.1:0") as broker:
         await until(lambda: bool(broker.lines("the console is on")))
         address = broker.lines("the console is on")[0].rpartition("address=")[2]
         async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as visitor:
@@ -25,6 +28,7 @@ async def test_console_beside_a_broker_shows_its_topics_and_stops_with_it(tmp_pa
             sent = await visitor.post(MESSAGES, headers={"escapement-delay": "1h"})
             assert sent.status_code == 201, sent.text
             assert "shop/eu/orders" in (await visitor.get("/find?where=shop/eu")).text
+            assert f"Run chmod o-w {data}." in (await visitor.get("/brokers")).text
         assert broker.stop() == 0
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from html import unescape
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import trio
@@ -73,16 +73,16 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(
-    world: World, token: str = "", *, banner: str = "", client: tuple[str, int] = LOCAL
+    world: World, token: str = "", *, client: tuple[str, int] = LOCAL, **config: Any
 ) -> AsyncIterator[Visitor]:
     """Run a console for a broker, and visit it.
 
     Args:
       token: the token to sign in with; "" if the broker has no access control.
-      banner: the name of the environment.
       client: the address of the browser.
+      config: fields of the console's configuration, such as ``banner``.
     """
-    config = ConsoleConfig("127.0.0.1", 0, banner=banner)
+    config = ConsoleConfig("127.0.0.1", 0, **config)
     async with trio.open_nursery() as nursery:
         clients = Clients(lambda token: world.connect(token=token or None), nursery)
         app = ConsoleApp(config, clients, world.clock.now_ms)

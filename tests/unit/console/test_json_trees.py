@@ -35,7 +35,7 @@ def test_tree_has_the_values_of_the_payload(value: Any) -> None:
 
 
 def test_large_and_deep_payloads_have_no_tree() -> None:
-    """They are shown as text, so a page stays small, and a deep payload is no failure."""
+    """They are shown as text, so a page stays small, and a deep payload does not fail."""
     assert json_tree(json.dumps([0] * 1_000).encode()) is not None
     assert json_tree(json.dumps([0] * 5_000).encode()) is None
     for depth in (100, 100_000):

@@ -8,34 +8,18 @@ import pytest
 
 from escapement import AmendStatus
 from histories.changes import inexplicable
-from histories.history import NEVER_MS, Amendment, Arrival, Consumer, History, Sent, Way
+from histories.history import NEVER_MS, Amendment
+from support.told_history import ToldHistory, ms
 
 CANCELLED, DELIVERED, DONE = AmendStatus.CANCELLED, AmendStatus.DELIVERED, AmendStatus.DONE
-T0_MS = 1_000_000
 
 
-class StoppedClock:
-    def now_s(self) -> float:
-        return 0.0
-
-    def now_ms(self) -> int:
-        return T0_MS
-
-
-class Cable:
-    ended_s: float | None = None
-
-
-class Told:
-    """A history of one message, due at 100 s, for two shared subscriptions and one in log order."""
+class Told(ToldHistory):
+    """A history of one message, which is due at 100 s."""
 
     def __init__(self) -> None:
-        self.history = History(StoppedClock())
-        self.history.topics = {"t": ["a", "b", "l"]}
-        self.history.kinds = {"a": "shared", "b": "shared", "l": "log"}
-        self.history.sending_s = 1.0
-        self.message = self.history.publish("t", "", T0_MS + 100_000)
-        self.history.confirm(self.message, 7)
+        super().__init__()
+        self.publish(offset=7, due_s=100)
 
     def ask(
         self,
@@ -47,23 +31,16 @@ class Told:
         once: bool = True,
     ) -> None:
         """Note a cancel, or a reschedule to ``due_s``, and its answer."""
-        self.message.amendments.append(
+        self.history.messages[0].amendments.append(
             Amendment(
-                None if due_s is None else T0_MS + round(1000 * due_s),
-                T0_MS + round(1000 * called_s),
-                NEVER_MS if answered_s is None else T0_MS + round(1000 * answered_s),
+                None if due_s is None else ms(due_s),
+                ms(called_s),
+                NEVER_MS if answered_s is None else ms(answered_s),
                 None if status is None else status is DONE,
                 frozenset(handed),
                 once,
                 status,
             )
-        )
-
-    def deliver(self, name: str, sent_s: float, due_s: float) -> None:
-        due_ms, sent_ms = T0_MS + round(1000 * due_s), T0_MS + round(1000 * sent_s)
-        way = Way(Cable(), 1, Sent(sent_s, sent_ms, len(self.history.arrivals)))
-        self.history.arrive(
-            Arrival(name, 0, 7, due_ms, "", False, sent_s, sent_ms, way, Consumer(name))
         )
 
 
@@ -97,37 +74,37 @@ def changed_after_all_received_it(told: Told) -> None:
 
 
 def changed_for_one_that_had_received_it(told: Told) -> None:
-    told.deliver("a", 100, 100)
+    told.deliver(0, "a", 100, 100)
     told.ask(101, 102, 500, DONE)
 
 
 def delivered_after_a_cancel(told: Told) -> None:
     told.ask(1, 2, None, DONE, "l")
-    told.deliver("a", 100, 100)
+    told.deliver(0, "a", 100, 100)
 
 
 def delivered_after_a_cancel_in_a_race(told: Told) -> None:
     told.ask(1, 3, None, DONE)
     told.ask(2, 4, 50, DONE)
-    told.deliver("a", 50, 50)
+    told.deliver(0, "a", 50, 50)
 
 
 def delivered_at_the_time_before_the_last_change(told: Told) -> None:
     told.ask(1, 2, 50, DONE)
     told.ask(3, 4, 80, DONE)
-    told.deliver("a", 81, 50)
+    told.deliver(0, "a", 81, 50)
 
 
 def delivered_later_than_it_was_run_now(told: Told) -> None:
     told.ask(1, 2, 1, DONE)
-    told.deliver("a", 100, 100)
+    told.deliver(0, "a", 100, 100)
 
 
 def delivered_at_the_time_of_the_earlier_one(told: Told) -> None:
     """Each answer fits, and so does the delivery, but not all three."""
     told.ask(1, 9, 50, DONE, "l")
     told.ask(1, 9, 80, DONE)
-    told.deliver("a", 81, 80)
+    told.deliver(0, "a", 81, 80)
 
 
 @pytest.mark.parametrize(
@@ -171,13 +148,13 @@ def reschedule_that_was_before_a_cancel(told: Told) -> None:
 def either_of_two_reschedules(told: Told) -> None:
     told.ask(1, 4, 50, DONE)
     told.ask(2, 3, 80, DONE, "l")
-    told.deliver("a", 81, 80)
+    told.deliver(0, "a", 81, 80)
 
 
 def request_that_takes_effect_late(told: Told) -> None:
     told.ask(1, None, 50, None)
     told.ask(2, 3, 80, DONE)
-    told.deliver("a", 81, 50)
+    told.deliver(0, "a", 81, 50)
 
 
 def cancel_that_takes_effect_without_an_answer(told: Told) -> None:
@@ -187,12 +164,12 @@ def cancel_that_takes_effect_without_an_answer(told: Told) -> None:
 
 def reschedule_that_was_sent_twice(told: Told) -> None:
     """The first time made the message due, and it was delivered before the second."""
-    told.deliver("a", 60, 50)
+    told.deliver(0, "a", 60, 50)
     told.ask(1, 70, 50, DONE, "a", once=False)
 
 
 def cancel_for_the_others(told: Told) -> None:
-    told.deliver("a", 100, 100)
+    told.deliver(0, "a", 100, 100)
     told.ask(99, 101, 300, DONE, "a")
     told.ask(102, 103, None, DONE, "a", "l")
     told.ask(104, 105, None, DONE, "a", "l")

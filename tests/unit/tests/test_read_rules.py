@@ -1,4 +1,4 @@
-"""The rules about reads find answers that are older than what was confirmed before."""
+"""The rules about reads find answers that are older than confirmed changes."""
 
 from __future__ import annotations
 
@@ -7,68 +7,41 @@ from collections.abc import Callable
 import pytest
 
 from escapement import AmendStatus
-from histories.history import Amendment, Arrival, Consumer, History, Message, Sent, Way
+from histories.history import Amendment, Message
 from histories.reads import Read, Shown, wrong_count, wrong_page, wrong_states
+from support.told_history import ToldHistory, ms
 
-T0_MS = 1_000_000
-READ = Read("peek", "t", T0_MS + 10_000, T0_MS + 11_000)
-PENDING = {"a": "pending", "b": "pending", "l": "waiting"}
-
-
-class StoppedClock:
-    def now_s(self) -> float:
-        return 0.0
-
-    def now_ms(self) -> int:
-        return T0_MS
+READ = Read("peek", "t", ms(10), ms(11))
 
 
-class Cable:
-    ended_s: float | None = None
-
-
-class Told:
-    """A history of two messages that wait for two shared subscriptions, and the answers to reads.
+class Told(ToldHistory):
+    """A history of two messages that wait, and the answers to reads.
 
     The answers are right as long as nothing else happens.
     """
 
     def __init__(self) -> None:
-        self.history = history = History(StoppedClock())
-        history.topics = {"t": ["a", "b", "l"], "u": []}
-        history.kinds = {"a": "shared", "b": "shared", "l": "log"}
-        history.sending_s = 1.0
-        self.shown = [self._publish(offset) for offset in (5, 6)]
-        self.states = dict(PENDING)
-
-    def _publish(self, offset: int) -> Shown:
-        message = self.history.publish("t", "", T0_MS + 100_000)
-        self.history.confirm(message, offset)
-        return Shown(message.number, offset, T0_MS + 100_000)
+        super().__init__()
+        self.shown = [Shown(self.publish(offset, 100), offset, ms(100)) for offset in (5, 6)]
+        self.states = {"a": "pending", "b": "pending", "l": "waiting"}
 
     @property
     def message(self) -> Message:
         return self.history.messages[0]
 
-    def publish_another(self) -> None:
-        self._publish(7)
-
     def amend(self, due_s: float | None, answered_s: float = 2, *handed: str) -> None:
         """Cancel or reschedule the first message."""
-        due_ms = None if due_s is None else T0_MS + round(1000 * due_s)
-        times_ms = T0_MS + 1000, T0_MS + round(1000 * answered_s)
+        due_ms = None if due_s is None else ms(due_s)
+        names = frozenset(handed)
         self.message.amendments.append(
-            Amendment(due_ms, *times_ms, True, frozenset(handed), True, AmendStatus.DONE)
+            Amendment(due_ms, ms(1), ms(answered_s), True, names, True, AmendStatus.DONE)
         )
 
     def finish(self, *names: str, acked_s: float = 5.0) -> None:
         """Deliver the first message, which was due at once, and acknowledge it."""
-        self.message.earliest_ms = T0_MS
+        self.message.earliest_ms = ms(0)
         for name in names:
-            way = Way(Cable(), 1, Sent(2.0, T0_MS, 1))
-            self.history.arrive(
-                Arrival(name, 0, 5, T0_MS, "", False, 2.0, T0_MS, way, Consumer(name))
-            )
+            self.deliver(0, name, 2, 0)
             self.history.acked_s[name, 5] = acked_s
 
     def found(self) -> dict[str, list[str]]:
@@ -98,7 +71,7 @@ def rescheduled_before(told: Told) -> None:
 
 
 def published_before(told: Told) -> None:
-    told.publish_another()
+    told.publish(offset=7, due_s=100)
 
 
 def delivered_before(told: Told) -> None:
@@ -157,13 +130,13 @@ def acknowledged_at_the_same_time(told: Told) -> None:
 
 
 def published_at_the_same_time(told: Told) -> None:
-    told.publish_another()
-    told.history.messages[-1].confirmed_ms = T0_MS + 10_500
+    told.publish(offset=7, due_s=100)
+    told.history.messages[-1].confirmed_ms = ms(10.5)
 
 
 def rescheduled_to_an_earlier_time(told: Told) -> None:
     told.amend(50)
-    told.shown[0] = told.shown[0]._replace(due_ms=T0_MS + 50_000)
+    told.shown[0] = told.shown[0]._replace(due_ms=ms(50))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,12 @@ from escapement.names import NamespaceName
 from escapement.spans import Spans
 
 _HOUR_MS: Final = 3_600_000
-# How long a forecast waits for a new census if there is an older one, and for the first one.
+# A forecast waits for a new census if the last one took at most this long, so that the numbers of a
+# small broker are new. Otherwise it answers from the last one.
+_SHORT_MS: Final = 100
+# How long a forecast waits for the first census, and for a new one after a short one.
+_FIRST_WAIT_S: Final = 5.0
 _WAIT_S: Final = 0.1
-_FIRST_WAIT_S: Final = 2.0
 
 
 class Forecast(TypedDict):
@@ -110,7 +113,10 @@ async def _forecast_namespace(broker: Broker, given: Arguments) -> NamespaceFore
 
 async def _census(broker: Broker) -> Census:
     taker = broker.services.census
-    found = await taker.fresh(_FIRST_WAIT_S if taker.last is None else _WAIT_S)
+    wait_s = _FIRST_WAIT_S
+    if taker.last is not None:
+        wait_s = _WAIT_S if taker.last.at_ms - taker.last.began_ms <= _SHORT_MS else 0
+    found = await taker.fresh(wait_s)
     if found is None:
         raise Busy("The broker counts its pending messages for the first time. Try again later.")
     return found

@@ -24,7 +24,7 @@ _USUAL_ROWS: Final = 100
 _MOST_ROWS: Final = 1_000
 # Names that are looked at, and rows that are made, in one step of the event loop.
 _STEP_NAMES: Final = 1_000
-_STEP_ROWS: Final = 100
+_STEP_ROWS: Final = 50
 
 # A topic and a subscription.
 Place = tuple[str, str]

@@ -49,7 +49,7 @@ _log = EventLog(__name__)
 _REST_SHARE: Final = 30
 # Topics that are visited in one step of the event loop, and keys that are read in one step. A topic
 # with more keys takes several steps.
-_STEP_TOPICS: Final = 20
+_STEP_TOPICS: Final = 10
 _STEP_KEYS: Final = 65_536
 # Topics that are sorted by namespace in one step.
 _SORTED_TOPICS: Final = 2_000

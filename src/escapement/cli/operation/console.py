@@ -37,6 +37,14 @@ from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
     show_envvar=True,
     help="Name of the environment, such as production. Each page shows it.",
 )
+@click.option(
+    "--trace-url",
+    metavar="URL",
+    default="",
+    envvar="ESCAPEMENT_CONSOLE_TRACE_URL",
+    show_envvar=True,
+    help="Address of a trace, with {trace_id} in it. Messages with a trace link to it.",
+)
 @log_options()
 def console(
     listen: tuple[str, int],
@@ -45,6 +53,7 @@ def console(
     tls_key: Path | None,
     insecure: bool,
     banner: str,
+    trace_url: str,
     log_level: str,
     log_format: LogFormat,
 ) -> None:
@@ -54,7 +63,7 @@ def console(
     ready.
     """
     start_logging(log_level, log_format)
-    config = ConsoleConfig(*listen, tls_cert, tls_key, banner)
+    config = ConsoleConfig(*listen, tls_cert, tls_key, banner, trace_url)
     config.check(insecure=insecure)
     from escapement.console.console import run_console
 

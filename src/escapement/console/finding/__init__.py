@@ -1,5 +1,6 @@
 """Finding messages: the filter of the page Find, and the searches for the messages of one page.
 
 Begin with ``filter.py``. ``pending.py`` searches the messages that the broker has still to deliver,
-``log.py`` those that are over. Each page has a bounded amount of work, and says how far it came.
+``log.py`` those that are over. The work for each page is bounded, so a page may end before the
+search.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import tzinfo
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlencode
 
 import msgspec
@@ -27,7 +27,7 @@ State = Literal[
 BY_INDEX: Final[dict[State, str]] = {
     "pending": "pending (all of these)",
     "not-yet-due": "not yet due",
-    "overdue": "overdue (due before now)",
+    "overdue": "overdue (due by now)",
 }
 BY_LOOK: Final[dict[State, str]] = {"in-flight": "in flight", "in-retry": "in retry"}
 OVER: Final[dict[State, str]] = {
@@ -97,16 +97,17 @@ class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
             found[name.strip()] = value.strip()
         return found
 
-    def as_of(self, now_ms: int) -> Filter:
+    def as_of(self, now_ms: int) -> Self:
         """Return the filter with the range of due times that its state implies.
 
-        The result names the same messages later: what is overdue now, for example.
+        Later, the result still names the messages that are overdue now, for example.
         """
         start_ms, stop_ms = self.from_ms, self.until_ms
+        # A message is due once its due time is reached.
         if self.state == "not-yet-due":
-            start_ms = max(start_ms or 0, now_ms)
+            start_ms = max(start_ms or 0, now_ms + 1)
         elif self.state in ("overdue", "in-flight", "in-retry"):
-            stop_ms = now_ms if stop_ms is None else min(stop_ms, now_ms)
+            stop_ms = now_ms + 1 if stop_ms is None else min(stop_ms, now_ms + 1)
         return msgspec.structs.replace(
             self,
             from_="" if start_ms is None else str(start_ms),

@@ -1,8 +1,8 @@
 """The search for messages that are over: acknowledged, cancelled or lapsed. It reads the log.
 
 No index has these messages, so the search goes back through the log, from the message that was
-published last. For one page it reads a bounded number of messages. Of those whose key and
-properties match, it looks at a bounded number, one by one.
+published last. For one page it reads a bounded number of messages. If their key and properties
+match, it looks at them one by one, up to another bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_READ: Final = 4_000
 _STEP: Final = 200
 # The most digits of an offset.
 _MOST_DIGITS: Final = 18
-# What the broker calls the state of a message as a whole.
+# The states of messages as a whole, by the broker's names.
 _WHOLE: Final[dict[str, State]] = {
     "acked": "acknowledged",
     "cancelled": "cancelled",

@@ -20,6 +20,10 @@ from escapement.errors import NotFound
 
 # The most messages that the console looks at, one by one, for one page.
 MOST_LOOKED: Final = 100
+# Of several topics, each is asked for this many times its share of a page, and at least for the
+# second number of messages.
+_SHARE: Final = 4
+_LEAST: Final = 10
 
 
 async def pending(
@@ -38,7 +42,7 @@ async def pending(
     pages: dict[str, tuple[list[Row], list[int] | None]] = {}
     looked = 0
     by_look = asked.state in BY_LOOK
-    count = MOST_LOOKED if by_look else PAGE_MESSAGES
+    count = MOST_LOOKED if by_look else _count(len(topics))
 
     async def peek(topic: str) -> None:
         nonlocal looked
@@ -61,6 +65,15 @@ async def pending(
     by_content = bool(conditions["key"] or conditions["properties"])
     found.looked = looked if by_content else 0
     return found
+
+
+def _count(topics: int) -> int:
+    """Return how many messages to ask of each topic.
+
+    Together they have some more messages than a page. If most of the next messages are in one
+    topic, the page has fewer rows.
+    """
+    return min(max(_SHARE * PAGE_MESSAGES // topics, _LEAST), PAGE_MESSAGES)
 
 
 async def _in_state(

@@ -31,8 +31,8 @@ class Topics(NamedTuple):
 
     @property
     def can_be_searched(self) -> bool:
-        """Whether there are few enough to search all of them."""
-        return self.total <= MOST_SEARCHED and not self.more
+        """Whether there are any, and few enough to search all of them."""
+        return 0 < self.total <= MOST_SEARCHED and not self.more
 
 
 async def topics_at(broker: Broker, where: str) -> Topics:

@@ -89,7 +89,7 @@ class Asked(Filter):
 
 
 class Change(Asked):
-    """What the user has confirmed.
+    """A form that the user has confirmed.
 
     Attributes:
       delay, at: the new due time of a reschedule.
@@ -107,15 +107,15 @@ async def _preview(view: View) -> Response:
     """Show how many messages an action would change, and the form that does it."""
     asked = view.sent(Asked)
     asked.exact(view.zone)
+    asked = asked.as_of(view.now_ms)
     if asked.id:
         topics = _by_topic(asked.id)
         complete, messages = True, sum(map(len, topics.values()))
-    elif not asked.where:
-        raise InvalidRequest("Select at least one message.")
     else:
-        topics = {_topic(asked): []}
+        topic = _topic(asked)
+        topics = {topic: []}
         found = await view.broker.bulk.preview(
-            _topic(asked), asked.subscription or None, **_lie_in(asked), **asked.bulk()
+            topic, asked.subscription or None, **_lie_in(asked), **asked.bulk()
         )
         complete, messages = found.complete, found.messages
     return view.show(
@@ -134,6 +134,7 @@ async def _act(view: View) -> Response:
     """Carry out an action."""
     change = view.sent(Change)
     change.exact(view.zone)
+    change = change.as_of(view.now_ms)
     if change.action == "cancel" and not change.sure:
         raise InvalidRequest("Tick the box to confirm that the messages are to be cancelled.")
     if not change.id:
@@ -194,6 +195,8 @@ def _topic(asked: Asked) -> str:
     Raises:
       InvalidRequest: if the filter does not name one, or its state is in no index.
     """
+    if not asked.where:
+        raise InvalidRequest("Select at least one message.")
     if asked.state not in BY_INDEX:
         raise InvalidRequest("Messages in this state must be selected one by one.")
     return full_name(asked.where)
@@ -207,7 +210,7 @@ def _by_topic(ids: Sequence[str]) -> dict[str, list[int]]:
     """Return the offsets of messages by topic, without duplicates.
 
     Raises:
-      InvalidRequest: if one is no id, or there are too many.
+      InvalidRequest: if an id is not valid, or there are too many.
     """
     if len(ids) > MOST_SELECTED:
         raise InvalidRequest(f"Select at most {MOST_SELECTED:,} messages, or all that match.")

@@ -87,6 +87,7 @@ def can_be_counted(asked: Filter, topics: Topics) -> bool:
 
 
 def _values(view: View, asked: Query, topics: Topics, found: Found | None) -> dict[str, Any]:
+    is_over = asked.state in OVER
     return {
         "asked": asked,
         "topics": topics,
@@ -96,8 +97,8 @@ def _values(view: View, asked: Query, topics: Topics, found: Found | None) -> di
         "more_link": asked.link(after=found.next) if found is not None and found.next else "",
         "count_link": asked.link(count="true") if can_be_counted(asked, topics) else "",
         "all": asked.as_of(view.now_ms) if can_be_counted(asked, topics) else None,
-        "may_cancel": any(view.user.may("cancel", topic) for topic in topics.names),
-        "is_over": asked.state in OVER,
+        "can_act": not is_over and any(view.user.may("cancel", one) for one in topics.names),
+        "is_over": is_over,
     }
 
 

@@ -26,7 +26,7 @@ class Node(NamedTuple):
 
 
 def json_tree(payload: bytes) -> Node | None:
-    """Return a payload as a tree; None if it is no list or object, or is too large for one."""
+    """Return a payload as a tree; None if it is neither a list nor an object, or is too large."""
     try:
         value = json.loads(payload.decode())
     except (ValueError, RecursionError):

@@ -42,24 +42,24 @@ def test_property_needs_a_name_and_a_value(wrong: str) -> None:
     ("state", "start", "stop", "expected"),
     [
         ("pending", 10, 90, (10, 90)),
-        ("not-yet-due", None, None, (50, None)),
+        ("not-yet-due", None, None, (51, None)),
         ("not-yet-due", 60, 90, (60, 90)),
-        ("overdue", None, None, (None, 50)),
+        ("overdue", None, None, (None, 51)),
         ("overdue", 10, 40, (10, 40)),
-        ("in-flight", 10, 90, (10, 50)),
+        ("in-flight", 10, 90, (10, 51)),
     ],
 )
 def test_state_bounds_the_due_time(
     state: State, start: int | None, stop: int | None, expected: tuple[int | None, int | None]
 ) -> None:
-    """What is overdue now is a fixed set, so an action changes the messages that were counted."""
+    """The range is fixed, so an action changes the messages that were counted."""
     texts = ["" if at is None else str(at) for at in (start, stop)]
     found = Filter(state=state, from_=texts[0], until=texts[1]).as_of(50)
     assert (found.from_ms, found.until_ms) == expected
 
 
 def test_bulk_change_without_a_condition_is_of_everything() -> None:
-    """A bulk change refuses to change all messages unless it is told so."""
+    """A bulk change needs a condition, or the order to change everything."""
     assert Filter(where="a/b/c").bulk() == {"everything": True}
     assert Filter(until=str(CHRISTMAS_MS), key="k").bulk() == {
         "due_until": moment(CHRISTMAS_MS),
