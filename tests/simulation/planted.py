@@ -48,7 +48,7 @@ def _cancel_forgotten_at_checkpoint(replace: Replace) -> None:
 
 
 def _forget_at_checkpoint(replace: Replace, forgets: Callable[[int], bool]) -> None:
-    """Let checkpoints leave out some sets of offsets, by their ids."""
+    """Let checkpoints leave out the sets of offsets that ``forgets`` selects by their ids."""
     usual = unwritten._take_set
 
     def take_set(id: int, offsets: Any, *others: Any) -> None:
