@@ -43,6 +43,7 @@ async def test_selection_is_cancelled_with_an_outcome_for_each(
             sent: dict[str, Any] = {
                 "action": "cancel",
                 "id": [f"{ORDERS}@{n}" for n in (0, 1, 3)] + [f"{ORDERS}@99"],
+                "back": "javascript:alert(1)",
             }
             text = text_of(await visitor.send("/act", sent))
             assert "Cancel 4 messages" in text
@@ -52,7 +53,9 @@ async def test_selection_is_cancelled_with_an_outcome_for_each(
             assert (unsure.status_code, "Tick the box" in unsure.text) == (400, True)
             assert (await broker.show(f"{ORDERS}@0")).state == "to_be_fired"
             sure = {"sure": "true", "reason": "ticket 4711"}
-            text = text_of(await visitor.send("/act/now", sent | sure))
+            answer = await visitor.send("/act/now", sent | sure)
+            assert "javascript" not in answer.text
+            text = text_of(answer)
             assert "Cancelled: 3, not changed: 1." in text
             assert f"{ORDERS}@0 ✓ Cancelled." in text
             assert f"{ORDERS}@99 – Not found" in text

@@ -46,6 +46,9 @@ async def test_rows_of_several_pages_are_selected_and_cancelled(
         await tab.click("button:text('Cancel them')")
         await tab.shows("Cancelled: 70.")
         assert (await broker.show(f"{ORDERS}@69")).state == "cancelled"
+        await tab.click("text=Back to the list")
+        await tab.goes("/find?where=orders")
+        await tab.shows("No message matches.")
 
 
 async def test_view_is_kept_by_the_browser_until_it_is_deleted(

@@ -50,7 +50,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 def first_token(broker: BrokerProcess) -> str:
     """Create the token of the superuser "root"."""
-    bootstrap = [*COMMAND[:-1], "admin", "bootstrap", "--data", str(broker.data)]
+    bootstrap = [*COMMAND, "admin", "bootstrap", "--data", str(broker.data)]
     done = subprocess.run(bootstrap, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()
 
@@ -227,7 +227,7 @@ def test_unsafe_and_impossible_settings_are_refused(options: list[str], reason: 
     """B15: the gateway does not start if tokens could be overheard, or TLS cannot work."""
     began = time.monotonic()
     done = subprocess.run(
-        [*COMMAND, "--listen", "127.0.0.1:0", *options],
+        [*COMMAND, "gateway", "--listen", "127.0.0.1:0", *options],
         env={name: text for name, text in os.environ.items() if "ESCAPEMENT" not in name},
         capture_output=True,
         text=True,

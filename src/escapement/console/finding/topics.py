@@ -52,7 +52,9 @@ async def topics_at(broker: Broker, where: str) -> Topics:
     elif slashes == 1:
         try:
             name = NamespaceName.parse(where).full
-            return _topics(await broker.admin("topics.list", namespace=name), "")
+            listed = await broker.admin("topics.list", namespace=name)
+            if listed["total"]:
+                return _topics(listed, "")
         except (InvalidRequest, NotFound):
             pass  # a part of a name
     answer = await broker.admin("topics.list")

@@ -80,12 +80,14 @@ class Asked(Filter):
         original topic.
       dead_letter_topic: for a redrive, where the dead letters are, if not in the subscription's
         dead-letter topic.
+      back: the list from which the messages were selected.
     """
 
     action: Action = "cancel"
     id: list[str] = msgspec.field(default_factory=list)
     subscription: str = ""
     dead_letter_topic: str = ""
+    back: str = ""
 
 
 class Change(Asked):
@@ -145,6 +147,7 @@ async def _act(view: View) -> Response:
         outcomes += await _amend(view, change, topic, offsets)
     return view.show(
         "act_done.html",
+        back=change.back if change.back.startswith("/find?") else "/find",
         words=WORDS[change.action],
         counts=_counts(outcomes),
         rows=[
