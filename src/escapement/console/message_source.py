@@ -13,6 +13,8 @@ from escapement.console.text.property_fields import field_of
 from escapement.errors import InvalidRequest, NotFound
 from escapement.names import read_message_id
 
+# The largest payload in a form. Escaped by the browser, it takes up to six times as many bytes.
+_MOST_BYTES: Final = 1 << 20
 # The properties of a dead letter that the broker added begin with this.
 DEAD_PREFIX: Final = "dead_letter_"
 
@@ -69,13 +71,19 @@ class Source:
         """Read a message, with its whole payload, from the log.
 
         Raises:
-          InvalidRequest: if the id is not valid, or the message is a row of a message table.
+          InvalidRequest: if the id is not valid, the message is a row of a message table, or its
+            payload is too large for a form.
           NotFound: if the log does not have it.
         """
         topic, offset = read_message_id(id)
         async for page in broker.read(topic, offset, offset + 1, page_messages=1):
             if page.messages.fields is not None:
                 raise InvalidRequest("A row of a message table cannot be published again.")
+            if len(page.payloads.data) > _MOST_BYTES:
+                raise InvalidRequest(
+                    f"The payload of {id} has more than {_MOST_BYTES} bytes, too many for a form."
+                    " Publish it with a program."
+                )
             return cls._of(page[0])
         raise NotFound(f"The log does not have the message {id}.")
 

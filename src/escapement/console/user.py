@@ -56,6 +56,11 @@ class User:
         """Return whether the user may do something on at least one topic."""
         return self.role is None or any(one.reaches(action, ALL) for one in self._grants)
 
+    @property
+    def sees_payloads(self) -> bool:
+        """Whether pages show payloads to the user. Viewers do not see them."""
+        return self.standing != "viewer"
+
     def _standing(self) -> Standing:
         if self.may("admin"):
             return "admin"

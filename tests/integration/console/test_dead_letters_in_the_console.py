@@ -158,6 +158,7 @@ async def test_viewer_sees_dead_letters_without_payloads(
         assert "rejected" in shown
         assert "timeout" in shown
         assert "Send back" not in shown
+        assert "checkbox" not in (await visitor.get(link[1])).text
         offset = re.search(
             rf'href="/dead-letters/{MAILS}/sender/(\d+)', (await visitor.get(link[1])).text
         )

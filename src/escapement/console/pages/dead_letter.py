@@ -9,7 +9,9 @@ import msgspec
 from starlette.responses import Response
 
 from escapement.console.message_source import own_properties
+from escapement.console.pages.message import MOST_SHOWN_BYTES
 from escapement.console.text.histories import DEATHS
+from escapement.console.text.payloads import shown
 from escapement.console.view import Page, View
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
@@ -92,7 +94,7 @@ async def _list(view: View) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in found:
         groups.setdefault(row.get("reason", "unknown"), []).append(row)
-    shown = {
+    listed = {
         reason: rows if reason == asked.cause else rows[:_SHOWN]
         for reason, rows in groups.items()
         if asked.cause in ("", reason)
@@ -102,7 +104,7 @@ async def _list(view: View) -> Response:
         asked=asked,
         whose=whose,
         groups=groups,
-        shown=shown,
+        listed=listed,
         total=len(found),
         is_all=len(found) < _LOOKED,
         reasons=DEATHS,
@@ -120,6 +122,8 @@ async def _show(view: View) -> Response:
         offset=offset,
         letter={"reason": "unknown", **found},
         properties=own_properties(found["properties"]),
+        content=shown(found["payload"][:MOST_SHOWN_BYTES], found["size_bytes"]),
+        is_cut=found["size_bytes"] > MOST_SHOWN_BYTES,
         lie_in=whose.lie_in or await _dead_letter_topic(view, whose),
         reasons=DEATHS,
     )

@@ -69,7 +69,7 @@ def _part(found: dict[str, Any]) -> dict[str, Any]:
 
 async def _content(view: View, found: Mapping[str, Any], whole: bool) -> dict[str, Any] | None:
     """Return the payload in a form to show; None if the user may not see it."""
-    if not _sees_payloads(view):
+    if not view.user.sees_payloads:
         return None
     payload, size_bytes = found["payload"], found["size_bytes"]
     if whole and len(payload) < size_bytes <= MOST_SHOWN_BYTES:
@@ -87,7 +87,7 @@ async def _content(view: View, found: Mapping[str, Any], whole: bool) -> dict[st
 async def _download(view: View) -> Response:
     """Answer with the whole payload, as a file."""
     topic, offset = _id(view)
-    if not _sees_payloads(view):
+    if not view.user.sees_payloads:
         raise AccessDenied("Viewers do not see payloads.")
     payload = await _payload(view, topic, offset)
     name = f"{topic.rpartition('/')[2]}-{offset}.bin"
@@ -99,10 +99,6 @@ async def _payload(view: View, topic: str, offset: int) -> bytes:
     async for page in view.broker.read(topic, offset, offset + 1):
         return page[0].payload
     raise NotFound(f"There is no message {topic}@{offset}, or its log was deleted.")
-
-
-def _sees_payloads(view: View) -> bool:
-    return view.user.standing != "viewer"
 
 
 def _id(view: View) -> tuple[str, int]:

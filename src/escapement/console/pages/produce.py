@@ -176,7 +176,7 @@ async def _source(view: View, form: Form) -> Source | None:
     """Return the message that the form is filled from, if it is from one."""
     if not form.from_:
         return None
-    if view.user.standing == "viewer":
+    if not view.user.sees_payloads:
         raise AccessDenied("Viewers do not see payloads.")
     return await Source.read(view.broker, form.from_)
 

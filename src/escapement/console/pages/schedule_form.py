@@ -189,11 +189,19 @@ def _page(
         error,
         form=form,
         schedule=schedule,
+        may=_may(view, schedule),
         payload=view.form.get("payload", ""),
         missed_all=MISSED,
         zones=_zones(),
         **_coming(view, form, schedule),
     )
+
+
+def _may(view: View, schedule: dict[str, Any] | None) -> bool:
+    """Return whether the page offers the form."""
+    if schedule is None:
+        return view.user.may_somewhere("produce")
+    return view.user.may("admin", schedule["schedule"])
 
 
 def _coming(view: View, form: Form, schedule: dict[str, Any] | None = None) -> dict[str, Any]:
