@@ -16,6 +16,8 @@ from escapement.errors import EscapementError
 
 # How often a part is rendered.
 LIVE_S: Final = 2.0
+# How long a broker may take. The page then says that it does not follow it.
+ANSWER_S: Final = 5.0
 # After this time the browser connects again, so a new connection has the rights of that time.
 LONGEST_S: Final = 10 * 60.0
 # A comment that shows proxies and browsers that the connection is alive.
@@ -29,9 +31,12 @@ async def events(render: Callable[[], Awaitable[str]]) -> AsyncGenerator[bytes, 
     until_s = trio.current_time() + LONGEST_S
     while trio.current_time() < until_s:
         try:
-            event = _event("part", await render())
+            with trio.fail_after(ANSWER_S):
+                event = _event("part", await render())
         except EscapementError as error:
             event = _event("trouble", str(error))
+        except trio.TooSlowError:
+            event = _event("trouble", f"No broker has answered for {ANSWER_S:.0f} s.")
         if event != last:
             yield event
             last, quiet = event, 0

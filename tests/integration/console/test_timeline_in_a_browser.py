@@ -10,6 +10,7 @@ import trio.testing
 from playwright.sync_api import Page
 
 from escapement import testing
+from escapement.console.live import ANSWER_S, LIVE_S
 from escapement.storage.engine.base import Engine
 from escapement.testing import START_MS
 from support.console.chromium import Chromium
@@ -112,8 +113,8 @@ async def test_timeline_says_that_it_does_not_follow_a_broker_that_is_down(
         await tab.open("/")
         await tab.follows()
         await world.crash()
-        await world.clock.advance(seconds=2)
-        await world.clock.advance(minutes=1)  # the request of the console ends without an answer
+        await world.clock.advance(seconds=LIVE_S)  # the console asks
+        await world.clock.advance(seconds=ANSWER_S)
         await tab.has("[data-live-sign].away")
         await world.restart()
         await world.clock.advance(minutes=1)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import escapement
-from escapement import testing
+from escapement import FollowUp, testing
 from escapement.access.token import Token
 from escapement.broker.broker import BrokerConfig
 from escapement.clock import unix_ms
@@ -101,7 +101,7 @@ async def _mails_fail(world: World, broker: escapement.Broker, mark: str) -> Non
         await inbox.reject(mails[:2])
         await inbox.nack(mails[2:5])
         await inbox.ack(mails[5:])
-        await world.clock.advance(minutes=2)
+        await world.clock.advance(seconds=40)
         again = await arrived(inbox)
         await inbox.nack(again[:2])
         await world.clock.advance(minutes=30)
@@ -148,9 +148,14 @@ async def _orders(world: World, broker: escapement.Broker, mark: str) -> AsyncIt
         delay=delays,
         keys=[f"order-{n}{mark}" for n in range(count)],
         properties=[{"shop": f"berlin{mark}", "number": n} for n in range(count)],
+        groups=["sale" if n < 40 else None for n in range(count)],
     )
+    done = FollowUp(f"the sale is over{mark}".encode(), MAILS, key=f"sale{mark}")
+    await producer.close_group("sale", "shipping", done)
     async with broker.consumer(ORDERS, "shipping", name="packer-1") as inbox:
-        for _ in range(_HOURS * 6):
+        for turn in range(_HOURS * 6):
+            if turn == _HOURS * 6 - 4:
+                await broker.pause(ORDERS, "shipping", duration=timedelta(minutes=13))
             await world.clock.advance(minutes=10)
             orders = await arrived(inbox)
             await inbox.nack(orders[:1])
