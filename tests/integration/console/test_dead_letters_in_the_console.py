@@ -107,7 +107,7 @@ async def test_dead_letter_is_edited_and_sent_again(mock_clock: trio.testing.Moc
 
 
 async def test_all_dead_letters_are_sent_back_by_a_job(mock_clock: trio.testing.MockClock) -> None:
-    """B14: the page says how many there are before the job begins."""
+    """B14: the page has their number before the job begins."""
     async with testing.start() as world, world.connect() as broker:
         await _die(world, broker, 6)
         async with visiting(world) as visitor:
