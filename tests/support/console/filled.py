@@ -1,7 +1,7 @@
 """A broker with something to show on each page of the console: a shop at nine in the morning.
 
 Its times and ids are the same each time, so pictures of the pages are too. The clocks of Berlin
-change in the third night.
+change in the second night.
 """
 
 from __future__ import annotations
@@ -168,12 +168,11 @@ async def _orders(world: World, broker: escapement.Broker, mark: str) -> AsyncIt
 
 
 async def _amend(world: World, broker: escapement.Broker, mark: str) -> None:
-    """Cancel and reschedule some orders, one by one and in bulk."""
+    """Cancel and reschedule some orders, and cancel returns by a job."""
     pending = await broker.admin("topics.peek", topic=ORDERS, count=20)
     offsets = [row["offset"] for row in pending["messages"]]
     await broker.cancel(offsets[-3:], topic=ORDERS)
     await broker.reschedule(offsets[-6:-3], topic=ORDERS, delay=timedelta(hours=30))
-    change = await broker.bulk.cancel(RETURNS, key=f"return-7{mark}", reason=f"ticket 4711{mark}")
+    await broker.bulk.cancel(RETURNS, key=f"return-7{mark}", reason=f"ticket 4711{mark}")
     for _ in range(5):
-        await world.clock.advance(seconds=1)
-    assert change.id
+        await world.clock.advance(seconds=1)  # the job works
