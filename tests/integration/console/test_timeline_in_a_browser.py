@@ -101,6 +101,29 @@ async def test_timeline_follows_the_broker_while_somebody_may_see_it(
         await hidden.shows("7fall due in this time")
 
 
+async def test_timeline_stays_as_it_is_while_the_user_works_in_it(
+    mock_clock: trio.testing.MockClock, chromium: Chromium
+) -> None:
+    """B14: it shows the newest numbers when the user has left it."""
+    async with (
+        testing.start() as world,
+        world.connect() as broker,
+        serving(world) as url,
+        browsing(chromium, url) as tab,
+        browsing(chromium, url) as other,
+    ):
+        for one in (tab, other):
+            await one.open("/?by=minute")
+            await one.follows()
+        await tab.evaluate("document.querySelector('a[data-from]').focus()")
+        await (await broker.producer("mails")).send_many([b"m"] * 7, delay=timedelta(minutes=10))
+        await world.clock.advance(seconds=LIVE_S)
+        await other.shows("7fall due in this time")
+        assert "0\nfall due in this time" in await tab.text()
+        await tab.press("/")
+        await tab.shows("7fall due in this time")
+
+
 async def test_timeline_says_that_it_does_not_follow_a_broker_that_is_down(
     mock_clock: trio.testing.MockClock, chromium: Chromium
 ) -> None:

@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 # The names of browsers that Playwright can drive. Each is of Chromium.
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
-# Fields for dates are those of Britain. A page looks the same each time that it is drawn.
-_OPTIONS: Final = ("--lang=en-GB", "--disable-partial-raster", "--num-raster-threads=1")
+# With these, a page looks the same each time that it is drawn.
+_OPTIONS: Final = ("--disable-partial-raster", "--num-raster-threads=1")
 # The longest wait of a step. Steps that succeed wait for much less.
 STEP_MS: Final = 10_000
 

@@ -99,9 +99,9 @@ async def _mails_fail(world: World, broker: escapement.Broker, mark: str) -> Non
     async with broker.consumer(MAILS, "sender", name="mailer-1") as inbox:
         mails = await arrived(inbox)
         await inbox.reject(mails[:2])
-        await inbox.nack(mails[2:5])
+        await inbox.nack(mails[2:5], timedelta(seconds=10))
         await inbox.ack(mails[5:])
-        await world.clock.advance(seconds=40)
+        await world.clock.advance(seconds=10)
         again = await arrived(inbox)
         await inbox.nack(again[:2])
         await world.clock.advance(minutes=30)

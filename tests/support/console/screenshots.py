@@ -21,6 +21,7 @@ from support.console.tab import Tab, browsing, serving
 
 # Long pages are cut off below.
 _HEIGHT_PX: Final = 1100
+_SIZE: Final = "[innerWidth, Math.floor(document.body.getBoundingClientRect().height)]"
 
 
 async def take(chromium: Chromium, folder: Path) -> None:
@@ -45,10 +46,8 @@ async def _write(tab: Tab, path: Path) -> None:
     def shoot(page: Page) -> None:
         if page.locator("[data-live]").count():
             page.wait_for_selector("[data-live-sign]:not(.away)")
-        size = page.viewport_size
-        assert size is not None
-        height = min(page.evaluate("document.documentElement.scrollHeight"), _HEIGHT_PX)
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": height}
+        size = page.evaluate(_SIZE)
+        clip = {"x": 0, "y": 0, "width": size[0], "height": min(size[1], _HEIGHT_PX)}
         png = page.screenshot(full_page=True, clip=clip, animations="disabled")
         blank = page.context.new_page()  # without the policy of the console
         path.write_bytes(with_palette(png, blank))

@@ -29,21 +29,26 @@ document.querySelector("[data-theme-switch]")?.addEventListener("click", () => {
 });
 
 // ---- Live parts: <section data-live="/live/…"> is replaced when it has changed. While the tab is
-// hidden, or the user works in the part, nothing is loaded.
+// hidden, nothing is loaded. While the user works in the part, it stays as it is.
 function follow(part) {
   const sign = document.querySelector("[data-live-sign]");
   let source = null;
-  function show(event) {
-    sign?.classList.remove("away");
-    if (part.contains(document.activeElement) || part.dataset.busy) return;
-    part.innerHTML = event.data;
+  let newest = null; // the HTML to show when the user has left the part
+  function show() {
+    if (newest === null || part.contains(document.activeElement) || part.dataset.busy) return;
+    part.innerHTML = newest;
+    newest = null;
     window.htmx?.process(part);
     part.dispatchEvent(new CustomEvent("live", { bubbles: true }));
   }
   function open() {
     if (source || document.hidden) return;
     source = new EventSource(part.dataset.live);
-    source.addEventListener("part", show);
+    source.addEventListener("part", (event) => {
+      sign?.classList.remove("away");
+      newest = event.data;
+      show();
+    });
     source.addEventListener("trouble", () => sign?.classList.add("away"));
     source.addEventListener("error", () => sign?.classList.add("away"));
   }
@@ -53,6 +58,9 @@ function follow(part) {
   }
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   window.addEventListener("pagehide", close);
+  window.addEventListener("pageshow", open); // also after a step back
+  part.addEventListener("focusout", () => setTimeout(show));
+  window.addEventListener("pointerup", () => setTimeout(show));
   open();
 }
 document.querySelectorAll("[data-live]").forEach(follow);
