@@ -2,7 +2,7 @@
 
 A request comes with the id of a session. The console takes the connections of the session's user
 from a pool, lets the page answer, and shows an error of ours as a page. Requests that change
-something pass two more checks (``guard.py``).
+something pass two more checks (``visit/guard.py``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from starlette.staticfiles import StaticFiles
 
 from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
-from escapement.console.guard import STATIC, GuardHeaders, check_origin, check_secret
-from escapement.console.live import events
 from escapement.console.pages import PAGES
-from escapement.console.rendering import render
-from escapement.console.sessions import IDLE_S, Session, Sessions
-from escapement.console.user import User
-from escapement.console.view import THEME_COOKIE, THEMES, Page, View
+from escapement.console.visit.guard import STATIC, GuardHeaders, check_origin, check_secret
+from escapement.console.visit.live import events
+from escapement.console.visit.rendering import render
+from escapement.console.visit.sessions import IDLE_S, Session, Sessions
+from escapement.console.visit.user import User
+from escapement.console.visit.view import THEME_COOKIE, THEMES, Page, View
 from escapement.errors import Busy, EscapementError, InvalidRequest, Unauthenticated
 from escapement.event_log import EventLog
 from escapement.gateway.clients import Clients
@@ -241,7 +241,7 @@ class ConsoleApp:
     def _login_page(
         self, request: Request, error: str, status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        return self._plain_page(request, "login.html", status, error=error)
+        return self._plain_page(request, "frame/login.html", status, error=error)
 
     def _refused(self, request: Request, error: EscapementError) -> Response:
         """Return the answer to a request that ended with an error of ours."""
@@ -257,8 +257,8 @@ class ConsoleApp:
         status = status_of(error)
         if is_htmx:
             headers = {"hx-retarget": "#trouble", "hx-reswap": "innerHTML"}
-            return HTMLResponse(render("trouble.html", {"text": str(error)}), status, headers)
-        return self._plain_page(request, "error.html", status, error=str(error))
+            return HTMLResponse(render("frame/trouble.html", {"text": str(error)}), status, headers)
+        return self._plain_page(request, "frame/error.html", status, error=str(error))
 
     def _plain_page(
         self, request: Request, template: str, status: HTTPStatus, **values: object
@@ -276,13 +276,13 @@ class ConsoleApp:
     async def _no_such_page(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        return self._plain_page(request, "error.html", status, error=status.description or "")
+        return self._plain_page(request, "frame/error.html", status, error=status.description or "")
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         _log.exception("console.bug", "a request failed because of a bug")
         text = "The console could not answer. Its log has the reason."
         status = HTTPStatus.INTERNAL_SERVER_ERROR
-        return self._plain_page(request, "error.html", status, error=text)
+        return self._plain_page(request, "frame/error.html", status, error=text)
 
 
 async def _form(request: Request, session: Session) -> MultiDict:

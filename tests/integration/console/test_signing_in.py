@@ -7,7 +7,7 @@ import trio.testing
 from escapement import testing
 from escapement.access.token import Token
 from support.console.visitor import text_of, visiting
-from support.roles import begin
+from support.roles import begin, connected, new_token
 
 
 async def test_token_opens_the_console_until_the_user_signs_out(
@@ -58,3 +58,29 @@ async def test_form_of_another_site_or_an_old_page_changes_nothing(
             for wrong in ("", "x", secret[:-1]):
                 assert "too old" in text_of(await visitor.send("/logout", {}, secret=wrong))
             assert "root · admin" in await visitor.text("/")
+
+
+async def test_user_of_one_namespace_sees_its_pages_and_no_other_numbers(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14, O1: each page opens, and counts only what the grants cover."""
+    async with testing.start() as world:
+        root = await begin(world)
+        async with connected(world, root) as broker:
+            for topic in ("shop/eu/orders", "shop/us/orders", "shop/us/mails"):
+                await broker.admin("subscriptions.create", topic=topic, subscription="s")
+                async with await broker.producer(topic) as producer:
+                    await producer.send(b"", delay="1h")
+            token = await new_token(broker, "eve")
+            await broker.admin("grants.add", role="eve", pattern="shop/eu/*", actions=["peek"])
+            async with visiting(world, token.text) as visitor:
+                timeline = await visitor.text("/")
+                assert "1 fall due in this time" in timeline
+                assert "Only namespaces that your grants cover" in timeline
+                assert 'href="/brokers"' not in (await visitor.get("/")).text
+                for path in ("/find", "/subscriptions", "/lateness", "/schedules", "/jobs"):
+                    page = await visitor.text(path)
+                    assert "shop/us" not in page, path
+                assert "shop/eu/orders" in await visitor.text("/subscriptions")
+                for path in ("/brokers", "/audit", "/?where=shop/us"):
+                    assert (await visitor.get(path)).status_code == 403, path

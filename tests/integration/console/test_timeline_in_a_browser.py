@@ -10,7 +10,7 @@ import trio.testing
 from playwright.sync_api import Page
 
 from escapement import testing
-from escapement.console.live import ANSWER_S, LIVE_S
+from escapement.console.visit.live import ANSWER_S, LIVE_S
 from escapement.storage.engine.base import Engine
 from escapement.testing import START_MS
 from support.console.chromium import Chromium

@@ -10,7 +10,7 @@ from support.console.filled import MAILS, ORDERS, RETURNS
 
 _MESSAGE: Final = f"{ORDERS}@276"  # in retry
 _SCHEDULE: Final = "/schedules/shop/eu/nightly-report"
-# Examples of the address of each page in a browser, by its path. The first one is the usual.
+# The addresses of each page that a browser shows, by its path. The first one is the usual one.
 _EXAMPLES: Final[dict[str, list[str]]] = {
     "/": ["/", "/?by=day&where=shop/us", f"/?by=minute&where={RETURNS}"],
     "/find": [f"/find?where={ORDERS}", "/find", f"/find?where={ORDERS}&state=in-retry"],

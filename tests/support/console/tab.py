@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 
 from escapement.console.config import ConsoleConfig
 from escapement.console.console import run_console
-from escapement.console.view import ZONE_COOKIE
+from escapement.console.visit.view import ZONE_COOKIE
 from escapement.testing import World
 from support.console.chromium import STEP_MS, Chromium
 

@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.message_source import own_properties
 from escapement.console.pages.message import MOST_SHOWN_BYTES
+from escapement.console.reading.message_source import own_properties
 from escapement.console.text.histories import DEATHS
 from escapement.console.text.payloads import shown
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 
@@ -100,7 +100,7 @@ async def _list(view: View) -> Response:
         if asked.cause in ("", reason)
     }
     return view.show(
-        "dead_letter_list.html",
+        "dead_letters/dead_letter_list.html",
         asked=asked,
         whose=whose,
         groups=groups,
@@ -116,7 +116,7 @@ async def _show(view: View) -> Response:
     whose, offset = Whose(view, asked), int(view.path("offset"))
     found = await view.broker.admin("dlq.show", **whose.arguments, offset=offset)
     return view.show(
-        "dead_letter.html",
+        "dead_letters/dead_letter.html",
         asked=asked,
         whose=whose,
         offset=offset,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from escapement.client.administration.bulk import BulkChange
 from escapement.clock import unix_ms
 from escapement.console.pages.act import WORDS
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 
 
 class Named(msgspec.Struct):
@@ -21,11 +21,11 @@ class Named(msgspec.Struct):
 
 
 async def _jobs(view: View) -> Response:
-    return view.show("jobs.html", **await _list(view))
+    return view.show("jobs/jobs.html", **await _list(view))
 
 
 async def _live_jobs(view: View) -> str:
-    return view.part("jobs_part.html", **await _list(view))
+    return view.part("jobs/jobs_part.html", **await _list(view))
 
 
 async def _list(view: View) -> dict[str, Any]:
@@ -33,11 +33,11 @@ async def _list(view: View) -> dict[str, Any]:
 
 
 async def _job(view: View) -> Response:
-    return view.show("job.html", **await _one(view))
+    return view.show("jobs/job.html", **await _one(view))
 
 
 async def _live_job(view: View) -> str:
-    return view.part("job_part.html", **await _one(view))
+    return view.part("jobs/job_part.html", **await _one(view))
 
 
 async def _one(view: View) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.message_source import DEAD_PREFIX, own_properties
+from escapement.console.reading.message_source import DEAD_PREFIX, own_properties
 from escapement.console.text.histories import DEATHS, WHOLE, cause, lateness
 from escapement.console.text.json_trees import json_tree
 from escapement.console.text.payloads import shown
 from escapement.console.text.times import LAST_MS
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.errors import AccessDenied, InvalidRequest, NotFound
 from escapement.names import full_name, read_message_id
 
@@ -37,7 +37,7 @@ async def _message(view: View) -> Response:
     traceparent = properties.get("traceparent")
     trace = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     return view.show(
-        "message.html",
+        "messages/message.html",
         death=_death(properties),
         trace_id=trace and trace[1],
         own=own_properties(properties),
@@ -48,7 +48,7 @@ async def _message(view: View) -> Response:
 
 async def _live(view: View) -> str:
     topic, offset = _id(view)
-    return view.part("message_part.html", **_part(await _history(view, topic, offset)))
+    return view.part("messages/message_part.html", **_part(await _history(view, topic, offset)))
 
 
 async def _history(view: View, topic: str, offset: int) -> dict[str, Any]:

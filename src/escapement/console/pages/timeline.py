@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from escapement.clock import moment, unix_ms
 from escapement.console.text.bars import Bar, bar_chart
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.errors import Busy
 
 By = Literal["minute", "hour", "day"]
@@ -60,12 +60,14 @@ class Span:
 
 async def _timeline(view: View) -> Response:
     asked = view.query(Query)
-    return view.show("timeline.html", asked=asked, by_all=list(LENGTHS), **await _part(view, asked))
+    return view.show(
+        "timeline/timeline.html", asked=asked, by_all=list(LENGTHS), **await _part(view, asked)
+    )
 
 
 async def _live(view: View) -> str:
     asked = view.query(Query)
-    return view.part("timeline_part.html", asked=asked, **await _part(view, asked))
+    return view.part("timeline/timeline_part.html", asked=asked, **await _part(view, asked))
 
 
 async def _part(view: View, asked: Query) -> dict[str, Any]:
