@@ -127,11 +127,11 @@ class Broker:
         if bundle_id:
             self.config = replace(self.config, tables=(), binary_logs=False)
         self.clock = clock
-        self.findings = Findings(self.config.checks, clock, runners.work)
+        self.findings = Findings(self.config.checks, clock, runners.checks)
         self.stopping = False
         self.released = False
         self.output = output or OutputBound(self.config.limits.output_bytes)
-        # A request makes an answer that may be large while it holds this, and then queues it without
+        # A request that holds this makes an answer, which may be large, and then queues it without
         # an await. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
         # Searches take turns in the order of their arrival, for one page each. If some hundred made
