@@ -127,12 +127,12 @@ class Broker:
         if bundle_id:
             self.config = replace(self.config, tables=(), binary_logs=False)
         self.clock = clock
-        self.findings = Findings(self.config.checks, clock, runners.work)
+        self.findings = Findings(self.config.checks, clock, runners.checks)
         self.stopping = False
         self.released = False
         self.output = output or OutputBound(self.config.limits.output_bytes)
-        # A request makes an answer that may be large, and then queues it, without an await while or
-        # after it holds this. So each turn of the event loop makes only one such answer.
+        # A request that holds this makes an answer, which may be large, and then queues it without
+        # an await. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
         # Searches take turns in the order of their arrival, for one page each. If some hundred made
         # progress together, the first would be answered as late as the last.

@@ -34,6 +34,8 @@ class Runners:
       commits: for the lease and the commit lanes.
       work: for the other work of the broker.
       looks: for the requests of clients that search, list or count messages.
+      checks: for the checks of the surroundings of the broker, which may take half a minute if a
+        database hangs. A stop does not wait for them.
       outboxes: for the outboxes of applications, whose databases must not delay the log's when they
         hang.
       tables: for message tables, for the same reason.
@@ -42,6 +44,7 @@ class Runners:
     commits: Run
     work: Run
     looks: Run
+    checks: Run
     outboxes: Run
     tables: Run
 
@@ -59,6 +62,7 @@ class Runners:
             commits=in_threads(commit_lanes + LEASE_KEEPERS),
             work=in_threads(WORK_THREADS),
             looks=in_threads(LOOK_THREADS),
+            checks=in_threads(1, leaves=True),
             outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + MAX_BUNDLES + 1)),
             tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
@@ -73,4 +77,4 @@ class Runners:
     @classmethod
     def all_by(cls, run: Run) -> Runners:
         """Return runners that make all calls by ``run``, for tests on a virtual clock."""
-        return cls(commits=run, work=run, looks=run, outboxes=run, tables=run)
+        return cls(commits=run, work=run, looks=run, checks=run, outboxes=run, tables=run)

@@ -89,9 +89,8 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then stop cleanly. SIGHUP reads the TLS files again.
 
     Args:
-      on_ready: called with ``host:port`` each time the server begins to accept connections.
-      companion: runs with ``host:port`` from the time when the server first accepts connections;
-        it is cancelled at the end.
+      on_ready: called with ``host:port`` when the server begins to accept connections.
+      companion: runs with ``host:port`` from then on; it is cancelled at the end.
 
     Raises:
       EscapementError: if the server cannot start, or must not continue; the message says why.

@@ -553,8 +553,8 @@ class Broker:
         """Count the messages of a namespace that become due in each span of time, and overdue ones.
 
         The answer may be some time old: the broker counts in the background, and rests afterwards
-        for 30 times as long as it has counted. Brokers with up to a million pending messages need
-        less than a second to count.
+        for 30 times as long as it has counted. Five minutes after the rest, a count is too old for
+        an answer. Brokers with up to a million pending messages need less than a second to count.
 
         Args:
           namespace: the full name of the namespace, such as ``shop/eu``; None for all namespaces.
@@ -563,7 +563,7 @@ class Broker:
           origin: a time at which one of the spans begins; None selects midnight in UTC.
 
         Raises:
-          Busy: if the broker is still counting for the first time.
+          Busy: if the broker counts, and has no recent count.
           InvalidRequest: if an argument is not valid.
           EscapementError: if the broker refuses, or does not answer in time.
         """

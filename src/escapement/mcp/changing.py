@@ -95,7 +95,7 @@ async def _meant(call: Call, given: Named) -> tuple[str, list[MessageId]]:
         call.limits.check_count(len(given.ids))
         named = [read_message_id(id) for id in given.ids]
         found = [MessageId(call.limits.topic(topic), offset) for topic, offset in named]
-        return found[0].topic, found
+        return found[0].topic, list(dict.fromkeys(found))
     if given.ids is not None or given.topic is None or given.key is None:
         raise InvalidRequest("Name the messages: give either ids, or both topic and key.")
     topic = call.limits.topic(given.topic)
@@ -118,6 +118,7 @@ def _changes(outcomes: Outcomes) -> Changes:
 SubscriptionText = Annotated[
     str,
     Field(
+        min_length=1,
         max_length=MAX_NAME_CHARS,
         description="Only this subscription; without it, the whole topic.",
     ),
@@ -149,7 +150,9 @@ class Delivery(BaseModel):
 async def pause_delivery(call: Call, given: PauseDelivery) -> Delivery:
     """Pause deliveries."""
     topic = call.limits.topic(given.topic)
-    for_ms = None if given.duration is None else delivery_times.delay_ms(given.duration, least_ms=1)
+    for_ms = None
+    if given.duration is not None:
+        for_ms = delivery_times.delay_ms(given.duration, "duration", 1)
     answer = await call.client.broker.because(given.reason).admin(
         "dispatch.pause", topic=topic, subscription=given.subscription, for_ms=for_ms
     )
@@ -200,10 +203,11 @@ TOOLS: Final = [
     ),
     Tool(
         "resume_delivery",
-        "Resume deliveries that were paused.",
+        "Resume deliveries that were paused, also by others.",
         ResumeDelivery,
         Delivery,
         resume_delivery,
         writes=True,
+        destroys=True,
     ),
 ]

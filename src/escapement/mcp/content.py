@@ -58,7 +58,8 @@ def untrusted(
         key = key[:MOST_KEY_CHARS]
         cut.append("key")
     encoded = json_values.encode(properties)
-    if len(encoded) > MOST_PROPERTIES_BYTES:
+    # In the place of properties that are too large, a broker sends a text without a name.
+    if len(encoded) > MOST_PROPERTIES_BYTES or set(properties) == {""}:
         encoded = b"{}"
         cut.append("properties")
     whole = len(payload) == size_bytes

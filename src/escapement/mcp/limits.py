@@ -30,7 +30,8 @@ class Limits:
       max_pending_per_key: the most messages of a topic with the same key that may be pending when
         the agent schedules one with this key.
       max_messages: the most messages that a call lists, cancels or reschedules.
-      max_payload_bytes: the most bytes of a payload that the agent may schedule, and that it sees.
+      max_payload_bytes: the most bytes that the agent may schedule as a payload with its
+        properties, and the most bytes of a payload that it sees.
     """
 
     topics: tuple[Pattern, ...] = (ALL,)
@@ -78,12 +79,13 @@ class Limits:
         """Return the topics that the agent may use, as text."""
         return ", ".join(map(str, self.topics))
 
-    def check_payload(self, payload: bytes) -> None:
-        """Raise ``LimitExceeded`` if a payload is too large."""
-        if len(payload) > self.max_payload_bytes:
+    def check_size(self, size_bytes: int) -> None:
+        """Raise ``LimitExceeded`` if a payload and its properties are too large together."""
+        if size_bytes > self.max_payload_bytes:
             raise LimitExceeded(
-                f"The payload has {len(payload)} bytes, and at most {self.max_payload_bytes} are "
-                "allowed here. Send less, or send a reference to the data."
+                f"The payload with its properties has {size_bytes} bytes, and at most "
+                f"{self.max_payload_bytes} are allowed here. Send less, or send a reference to the "
+                "data."
             )
 
     def check_time(self, delay: str | None, at: datetime | None, now_ms: int) -> None:

@@ -41,7 +41,7 @@ class ListMessages(Arguments):
     """Which pending messages to list."""
 
     topic: TopicText
-    key: str | None = Field(None, description="Only messages with this key.")
+    key: str | None = Field(None, min_length=1, description="Only messages with this key.")
     properties: Properties | None = None
     due_from: Moment | None = Field(None, description="Only messages due at this time or later.")
     due_until: Moment | None = Field(None, description="Only messages due before this time.")

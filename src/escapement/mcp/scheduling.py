@@ -15,6 +15,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, Field, JsonValue
 
 from escapement.errors import Disconnected, InvalidRequest, NotFound
+from escapement.http import json_values
 from escapement.mcp.tool import Arguments, Call, Duration, Moment, Tool, TopicText
 
 # The most characters of a key and of an idempotency key.
@@ -51,13 +52,24 @@ class ScheduleMessage(Arguments):
         """Return the payload.
 
         Raises:
-          InvalidRequest: unless exactly one payload is given.
+          InvalidRequest: unless exactly one payload is given, and JSON can represent it.
         """
         if (self.payload_text is None) == (self.payload_json is None):
             raise InvalidRequest("Give exactly one of payload_text and payload_json.")
         if self.payload_text is not None:
             return self.payload_text.encode()
-        return json.dumps(self.payload_json, ensure_ascii=False).encode()
+        try:
+            return json.dumps(self.payload_json, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError:
+            raise InvalidRequest(
+                "payload_json has a number that JSON does not have: NaN, or one that is too large. "
+                "Send it as text."
+            ) from None
+
+    def size_bytes(self) -> int:
+        """Return the size of the payload and the properties."""
+        size = len(json_values.encode(self.properties)) if self.properties else 0
+        return len(self.payload()) + size
 
 
 class Scheduled(BaseModel):
@@ -73,8 +85,7 @@ class Scheduled(BaseModel):
 async def schedule_message(call: Call, given: ScheduleMessage) -> Scheduled:
     """Store a message that is delivered later."""
     topic = call.limits.topic(given.topic)
-    payload = given.payload()
-    call.limits.check_payload(payload)
+    call.limits.check_size(given.size_bytes())
     call.limits.check_time(given.delay, given.at, call.now_ms())
     async with AsyncExitStack() as stack:
         if given.key is not None:
@@ -84,7 +95,7 @@ async def schedule_message(call: Call, given: ScheduleMessage) -> Scheduled:
         producer = await stack.enter_async_context(call.client.producers.use(topic))
         try:
             receipt = await producer.send(
-                payload,
+                given.payload(),
                 delay=given.delay,
                 at=given.at,
                 key=given.key,

@@ -22,13 +22,17 @@ class Run(Protocol):
     async def __call__(self, function: Callable[..., T], /, *arguments: object) -> T: ...
 
 
-def in_threads(most: int) -> Run:
-    """Return a runner that makes at most ``most`` calls at a time, in trio's worker threads."""
+def in_threads(most: int, *, leaves: bool = False) -> Run:
+    """Return a runner that makes at most ``most`` calls at a time, in trio's worker threads.
+
+    Args:
+      leaves: whether a cancelled task leaves its call alone in the thread. Otherwise it waits.
+    """
     limiter = trio.CapacityLimiter(most)
 
     async def run(function: Callable[..., T], /, *arguments: object) -> T:
         return await trio.to_thread.run_sync(
-            lambda: function(*arguments), abandon_on_cancel=False, limiter=limiter
+            lambda: function(*arguments), abandon_on_cancel=leaves, limiter=limiter
         )
 
     return run

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import trio
 import trio.testing
 
 from escapement import testing
 from escapement.broker.config import BrokerConfig
+from escapement.broker.findings import Findings
+from escapement.broker.runners import Runners
+from escapement.clock import SystemClock
 from escapement.doctor.finding import Finding, ok, warning
 from support.database.outages import Outage
 
@@ -55,3 +60,23 @@ async def test_findings_are_a_minute_old_at_most(mock_clock: trio.testing.MockCl
         await ask()
         (bug,) = (await broker.admin("broker.findings"))["findings"]
         assert "a bug" in bug["text"]
+
+
+async def test_stop_does_not_wait_for_a_check_that_hangs() -> None:
+    """B14: a database that does not answer holds a check for half a minute."""
+    begun, answers = trio.Event(), threading.Event()
+
+    def hang() -> list[Finding]:
+        trio.from_thread.run_sync(begun.set)
+        assert answers.wait(60)
+        return []
+
+    findings = Findings(hang, SystemClock(), Runners.in_threads(1).checks)
+    try:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(findings.read)
+                await begun.wait()
+                nursery.cancel_scope.cancel()
+    finally:
+        answers.set()

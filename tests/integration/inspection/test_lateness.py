@@ -112,6 +112,7 @@ async def test_worst_subscriptions_of_a_time_come_first(
         assert await worst(broker, within_ms=10 * MINUTE_MS) == {"a/c/later": 3}
         assert await minutes(broker, "a/b/y", within_ms=10 * MINUTE_MS) == []
         assert len(await minutes(broker, "a/b/y")) == 1
+        assert await worst(broker, within_ms=1) == {"a/c/later": 3}, "in the minute that began"
         await world.clock.advance(ms=40 * MINUTE_MS)
         assert await worst(broker) == {"a/c/later": 3}
         everything = await broker.admin("subscriptions.lateness", within_ms=10**9)

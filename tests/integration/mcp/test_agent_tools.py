@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+import escapement
 from escapement import testing
 from escapement.mcp.content import NOTICE
 from escapement.mcp.limits import Limits
+from escapement.mcp.scheduling import ScheduleMessage
 from escapement.mcp.server import TOOLS
 from support.agents import WRITER, agent
 from support.roles import begin, connected, new_token
@@ -109,7 +113,7 @@ async def test_server_that_only_reads_changes_nothing(mock_clock: Any) -> None:
                     assert await state(broker) != before
                     before = await state(broker)
                 destroying = {name for name in CALLS if strong.hints(name).destructive_hint}
-                assert destroying == {"cancel_message", "reschedule_message", "pause_delivery"}
+                assert destroying == WRITING - {"schedule_message"}
 
 
 async def state(broker: Any) -> Any:
@@ -133,6 +137,7 @@ async def test_instructions_in_messages_arrive_as_data(mock_clock: Any) -> None:
         await producer.send(order.encode(), delay="1h", key=order, properties={order: order})
         await producer.send(b"\xff\x00", delay="2h", properties={"b": b"\xff", "inf": float("inf")})
         await producer.send("€".encode() * 1000, delay="3h", properties={"big": "x" * 5000})
+        await producer.send(b"x", delay="4h", key="huge", properties={"p": "x" * 100_000})
         listed = (await robot.call("list_messages", topic="orders"))["messages"]
         for one in (listed[0], await robot.call("show_message", id=listed[0]["id"])):
             content = one.pop("content")
@@ -154,6 +159,16 @@ async def test_instructions_in_messages_arrive_as_data(mock_clock: Any) -> None:
         shown = await robot.call("show_message", id=listed[2]["id"])
         assert shown["content"]["untrusted_data"]["payload_text"] == "€" * 333
         assert shown["size_bytes"] == 3000
+        (huge,) = (await robot.call("list_messages", topic="orders", key="huge"))["messages"]
+        huge = huge["content"]["untrusted_data"]
+        assert (huge["properties"], huge["cut"]) == ({}, ["properties"])
+
+
+def test_payload_with_a_number_that_json_lacks_is_refused() -> None:
+    """B18: the parser of requests accepts them, and other parsers would not accept the payload."""
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(escapement.InvalidRequest, match="a number that JSON does not have"):
+            ScheduleMessage(topic="t", payload_json=[number]).payload()
 
 
 async def test_changes_of_an_agent_are_in_the_audit_log(mock_clock: Any) -> None:
@@ -193,6 +208,9 @@ async def test_mistyped_call_does_nothing_and_names_the_mistake(mock_clock: Any)
         none = await robot.refused("reschedule_message", ids=["orders@0"])
         assert "exactly one of delay, at and now" in none
         assert "is not a message id" in await robot.refused("show_message", id="orders")
+        assert "key: String should have at least 1" in await robot.refused(
+            "list_messages", topic="orders", key=""
+        )
         assert "There is no tool 'drop_topic'" in await robot.refused("drop_topic")
         assert (await broker.admin("topics.list"))["topics"] == []
         await robot.call("schedule_message", topic="orders", payload_text="x")

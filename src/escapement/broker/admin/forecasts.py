@@ -20,11 +20,11 @@ from escapement.spans import Spans
 
 _HOUR_MS: Final = 3_600_000
 # A forecast waits for a new census if the last one took at most this long, so that the numbers of a
-# small broker are new. Otherwise it answers from the last one.
+# small broker are new. Otherwise it answers from the last one, unless that is old.
 _SHORT_MS: Final = 100
-# How long a forecast waits for the first census, and for a new one after a short one.
-_FIRST_WAIT_S: Final = 5.0
+# How long a forecast waits for a new census after a short one, and if there is none or an old one.
 _WAIT_S: Final = 0.1
+_LONG_WAIT_S: Final = 5.0
 
 
 class Forecast(TypedDict):
@@ -131,12 +131,14 @@ async def _forecast_namespace(broker: Broker, given: Arguments) -> NamespaceFore
 
 async def _census(broker: Broker) -> Census:
     taker = broker.services.census
-    wait_s = _FIRST_WAIT_S
-    if taker.last is not None:
+    wait_s = _LONG_WAIT_S
+    if taker.last is not None and not taker.is_old:
         wait_s = _WAIT_S if taker.last.at_ms - taker.last.began_ms <= _SHORT_MS else 0
     found = await taker.fresh(wait_s)
-    if found is None:
-        raise Busy("The broker counts its pending messages for the first time. Try again later.")
+    if found is None or taker.is_old:
+        raise Busy(
+            "The broker counts its pending messages now, and has no recent count. Try again."
+        )
     return found
 
 

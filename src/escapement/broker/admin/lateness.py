@@ -155,7 +155,8 @@ def _figures(found: Lateness, at: int) -> LatenessFigures:
 def _range(broker: Broker, within_ms: int) -> tuple[int, int]:
     """Return the numbers of the first and the last minute to show. The last one is not over."""
     now_ms = broker.clock.now_ms()
-    return (now_ms - within_ms) // MINUTE_MS + 1, now_ms // MINUTE_MS
+    last = now_ms // MINUTE_MS
+    return min((now_ms - within_ms) // MINUTE_MS + 1, last), last
 
 
 async def _named(

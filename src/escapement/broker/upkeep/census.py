@@ -47,6 +47,8 @@ _log = EventLog(__name__)
 
 # After a census, the next one waits for this many times its duration.
 _REST_SHARE: Final = 30
+# How long after this rest a census still counts, if nobody asked for another one.
+_GOOD_FOR_S: Final = 300.0
 # Topics that are visited in one step of the event loop, and keys that are read in one step. A topic
 # with more keys takes several steps.
 _STEP_TOPICS: Final = 10
@@ -124,6 +126,11 @@ class CensusTaker:
         self._asked = trio.Event()
         self._done = trio.Event()
         self.last: Census | None = None
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the last census is old, because nobody has asked for one for a while."""
+        return trio.current_time() > self._rests_until_s + _GOOD_FOR_S
 
     async def fresh(self, within_s: float) -> Census | None:
         """Return a census that was made now, or else the last one; None if there was none.

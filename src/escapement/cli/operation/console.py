@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import click
 import trio
 
 from escapement.broker.crash import one_error
+from escapement.broker.front.certificates import TlsFiles
 from escapement.cli.input.http_options import connecting, http_options
 from escapement.cli.input.log_options import log_options
 from escapement.cli.operation.stop_signal import stopped
 from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.client.connection.address import Addresses
 from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
+from escapement.errors import InvalidRequest
+from escapement.loopback import is_loopback
 
 
 @click.command(
@@ -76,3 +81,31 @@ def console(
 
     with one_error():
         trio.run(run_console, config, people, programs, stopped, ready)
+
+
+def beside(host: str, port: int, tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:
+    """Return a function that serves the console beside a broker, for `escapement serve`.
+
+    Args:
+      host, port: the address of the console.
+      tls: the files of the broker's TLS.
+
+    Raises:
+      InvalidRequest: if a package is missing, other machines could reach the console, or the broker
+        needs TLS.
+    """
+    if not is_loopback(host):
+        raise InvalidRequest(
+            f"--console {host} is not a loopback address. For other machines, run `escapement "
+            "console`, which has TLS."
+        )
+    config = ConsoleConfig(host, port)
+    config.check(insecure=False)
+    if tls is not None:
+        raise InvalidRequest(
+            "--console connects without TLS. Start `escapement console --broker "
+            "escapements://HOST:PORT` as another process."
+        )
+    from escapement.console.beside import run_beside
+
+    return partial(run_beside, config)

@@ -93,7 +93,8 @@ _most = click.IntRange(min=1, max=MOST_MESSAGES)
     metavar="SIZE",
     default="64KiB",
     envvar="ESCAPEMENT_MCP_MAX_PAYLOAD",
-    help="Largest payload that the agent may schedule, and most of a payload that it sees.",
+    help="Largest payload with properties that the agent may schedule, and most of a payload that "
+    "it sees.",
 )
 @log_options()
 def mcp(

@@ -7,7 +7,7 @@ can wait for. The log of the process goes to stderr.
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -41,12 +41,12 @@ from escapement.cli.input.parameters import (
     size_bytes,
 )
 from escapement.cli.operation.checks import addresses, checks_of
+from escapement.cli.operation.console import beside
 from escapement.cli.output.log_format import LogFormat, start_logging
-from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
+from escapement.console.config import DEFAULT_CONSOLE_PORT
 from escapement.durations import format as duration_text
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.event_log import EventLog
-from escapement.loopback import is_loopback
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
 from escapement.storage.bundles import MAX_BUNDLES
@@ -327,7 +327,7 @@ def serve(
         side_port,
         bundles,
     )
-    companion = None if console is None else _console(*console, tls)
+    companion = None if console is None else beside(*console, tls)
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()
@@ -336,31 +336,8 @@ def serve(
     gc.collect()
     gc.freeze()
     with _failure_logged(ctx, log_format):
-        trio.run(partial(serve_until_stopped, config, _Announcement(_where(config)), companion))
-
-
-def _console(host: str, port: int, tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:
-    """Return a function that serves the console for the broker at an address.
-
-    Raises:
-      InvalidRequest: if a package is missing, other machines could reach the console, or the broker
-        needs TLS.
-    """
-    if not is_loopback(host):
-        raise InvalidRequest(
-            f"--console {host} is not a loopback address. For other machines, run `escapement "
-            "console`, which has TLS."
-        )
-    config = ConsoleConfig(host, port)
-    config.check(insecure=False)
-    if tls is not None:
-        raise InvalidRequest(
-            "--console connects without TLS. Start `escapement console --broker "
-            "escapements://HOST:PORT` as another process."
-        )
-    from escapement.console.beside import run_beside
-
-    return partial(run_beside, config)
+        ready = partial(_announce, _where(config))
+        trio.run(partial(serve_until_stopped, config, ready, companion))
 
 
 def _tls_files(
@@ -405,22 +382,9 @@ def _failure_logged(ctx: click.Context, log_format: LogFormat) -> Iterator[None]
         ctx.exit(1)
 
 
-class _Announcement:
-    """A callback that prints that the broker is ready, only on its first call.
-
-    The server calls it whenever a broker becomes ready, again after the broker was repaired.
-    """
-
-    def __init__(self, log: str) -> None:
-        self._log = log
-        self._made = False
-
-    def __call__(self, at: str) -> None:
-        if not self._made:
-            host, _, port = at.rpartition(":")
-            at = host_and_port_text(host, int(port))
-            click.echo(f"escapement is ready on {at}, log in {self._log}")
-            self._made = True
+def _announce(log: str, at: str) -> None:
+    host, _, port = at.rpartition(":")
+    click.echo(f"escapement is ready on {host_and_port_text(host, int(port))}, log in {log}")
 
 
 def _where(config: ServerConfig) -> str:

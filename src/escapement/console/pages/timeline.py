@@ -109,7 +109,7 @@ async def _part(view: View, asked: Query) -> dict[str, Any]:
 
 
 async def _count(view: View, namespace: str, spans: dict[str, int]) -> dict[str, Any] | None:
-    """Return the count of a namespace; None while the broker makes its first one."""
+    """Return the count of a namespace; None while the broker makes one."""
     with trio.move_on_after(_FIRST_WAIT_S), suppress(Busy):
         found: dict[str, Any] = await view.broker.admin(
             "namespaces.forecast", namespace=namespace or None, **spans
