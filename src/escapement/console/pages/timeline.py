@@ -24,6 +24,8 @@ _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 # How long a page waits for the first count of a broker. The live part shows it later.
 _FIRST_WAIT_S: Final = 0.2
+# The most namespaces or topics from which a user chooses who may not look at everything.
+_MOST_PLACES: Final = 200
 
 
 class Length(NamedTuple):
@@ -60,7 +62,25 @@ class Span:
 
 async def _timeline(view: View) -> Response:
     asked = view.query(Query)
+    if not asked.where and not view.user.may("peek"):
+        places = await _places(view)
+        links = [
+            (place, "/?" + urlencode({"by": asked.by, "where": place}))
+            for place in places[:_MOST_PLACES]
+        ]
+        if len(places) == 1:
+            return view.go(links[0][1])
+        return view.show("timeline_places.html", links=links, left_out=len(places) - len(links))
     return view.show("timeline.html", asked=asked, by_all=list(LENGTHS), **await _part(view, asked))
+
+
+async def _places(view: View) -> list[str]:
+    """Return the namespaces that the user may look at; if there are none, the topics."""
+    namespaces = await view.broker.admin("namespaces.list")
+    if namespaces:
+        return [one["namespace"] for one in namespaces]
+    topics: list[str] = (await view.broker.admin("topics.list"))["topics"]
+    return topics
 
 
 async def _live(view: View) -> str:

@@ -35,6 +35,7 @@ function follow(part) {
   let source = null;
   function show(event) {
     sign?.classList.remove("away");
+    if (sign) sign.textContent = "";
     if (part.contains(document.activeElement) || part.dataset.busy) return;
     part.innerHTML = event.data;
     window.htmx?.process(part);
@@ -44,7 +45,10 @@ function follow(part) {
     if (source || document.hidden) return;
     source = new EventSource(part.dataset.live);
     source.addEventListener("part", show);
-    source.addEventListener("trouble", () => sign?.classList.add("away"));
+    source.addEventListener("trouble", (event) => {
+      sign?.classList.add("away");
+      if (sign) sign.textContent = event.data;
+    });
     source.addEventListener("error", () => sign?.classList.add("away"));
   }
   function close() {
