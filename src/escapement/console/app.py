@@ -27,12 +27,18 @@ from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
 from escapement.console.pages import PAGES
 from escapement.console.visit.guard import STATIC, GuardHeaders, check_origin, check_secret
-from escapement.console.visit.live import events
+from escapement.console.visit.live import events, trouble
 from escapement.console.visit.rendering import render
 from escapement.console.visit.sessions import IDLE_S, Session, Sessions
 from escapement.console.visit.user import User
 from escapement.console.visit.view import THEME_COOKIE, THEMES, Page, View
-from escapement.errors import Busy, EscapementError, InvalidRequest, Unauthenticated
+from escapement.errors import (
+    Busy,
+    EscapementError,
+    InvalidRequest,
+    OtherDatabase,
+    Unauthenticated,
+)
 from escapement.event_log import EventLog
 from escapement.gateway.clients import Clients
 from escapement.http.body import read_body
@@ -121,7 +127,18 @@ class ConsoleApp:
         async with self._clients.use(session.token) as client:
             await self._refresh(session, client.broker)
             view = self._view(request, session, client.broker, form)
-            response = await page.answer(view)
+            try:
+                response = await page.answer(view)
+            except (Unauthenticated, OtherDatabase):
+                raise
+            except EscapementError as error:
+                if view.is_htmx:
+                    raise
+                # The user keeps the frame of the pages, which leads away from here.
+                status = status_of(error)
+                response = view.show(
+                    "frame/refused.html", status=status, title=status.phrase, error=str(error)
+                )
         if request.cookies.get(COOKIE) != id:
             self._set_cookie(response, id)
         return response
@@ -133,7 +150,8 @@ class ConsoleApp:
                 if len(self._live) >= MOST_LIVE or self._stopping:
                     raise Busy(f"{MOST_LIVE} pages follow the brokers. Close some of them.")
             except EscapementError as error:
-                return Response(str(error), status_of(error), media_type="text/plain")
+                # With another status, the browser would not try again.
+                return Response(trouble(error), media_type="text/event-stream")
             return StreamingResponse(
                 self._follow(page, request, session), media_type="text/event-stream"
             )
@@ -146,6 +164,8 @@ class ConsoleApp:
         live = page.live
 
         async def part() -> str:
+            if session.is_over:
+                raise Unauthenticated("The session has ended. Load the page again to sign in.")
             async with self._clients.use(session.token) as client:
                 await self._refresh(session, client.broker)
                 return await live(self._view(request, session, client.broker, MultiDict()))

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.visit.view import Page, View
+from escapement.console.visit.view import Number, Page, View
 
 # The counters whose rates are shown.
 _COUNTERS: Final = ("published", "delivered", "commits", "log_bytes")
@@ -18,7 +18,7 @@ class Target(msgspec.Struct):
     """The node and the bundle that a form names."""
 
     node: str = ""
-    bundle: int = 0
+    bundle: Number = 0
 
 
 async def _brokers(view: View) -> Response:

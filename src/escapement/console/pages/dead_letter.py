@@ -12,7 +12,7 @@ from escapement.console.pages.message import MOST_SHOWN_BYTES
 from escapement.console.reading.message_source import own_properties
 from escapement.console.text.histories import DEATHS
 from escapement.console.text.payloads import shown
-from escapement.console.visit.view import Page, View
+from escapement.console.visit.view import Number, Page, View
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 
@@ -45,7 +45,7 @@ class Chosen(Query):
       typed: confirms what cannot be undone.
     """
 
-    id: list[int] = []
+    id: list[Number] = []
     spread: str = ""
     typed: str = ""
 
@@ -113,7 +113,7 @@ async def _list(view: View) -> Response:
 
 async def _show(view: View) -> Response:
     asked = view.query(Query)
-    whose, offset = Whose(view, asked), int(view.path("offset"))
+    whose, offset = Whose(view, asked), view.number("offset")
     found = await view.broker.admin("dlq.show", **whose.arguments, offset=offset)
     return view.show(
         "dead_letters/dead_letter.html",
@@ -192,5 +192,5 @@ PAGES: Final = [
     Page(f"{ALL}/redrive", _redrive, method="POST"),
     Page(f"{ALL}/purge", _purge, method="POST"),
     Page(f"{ALL}/purge-all", _purge_all, method="POST"),
-    Page(f"{ALL}/{{offset:int}}", _show),
+    Page(f"{ALL}/{{offset}}", _show),
 ]

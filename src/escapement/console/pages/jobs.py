@@ -10,14 +10,14 @@ from starlette.responses import Response
 from escapement.client.administration.bulk import BulkChange
 from escapement.clock import unix_ms
 from escapement.console.pages.act import WORDS
-from escapement.console.visit.view import Page, View
+from escapement.console.visit.view import Number, Page, View
 
 
 class Named(msgspec.Struct):
     """A job: a bulk change of a topic."""
 
     topic: str
-    id: int
+    id: Number
 
 
 async def _jobs(view: View) -> Response:
@@ -41,7 +41,7 @@ async def _live_job(view: View) -> str:
 
 
 async def _one(view: View) -> dict[str, Any]:
-    return {"job": _shown(await view.broker.bulk.show(view.path("topic"), int(view.path("id"))))}
+    return {"job": _shown(await view.broker.bulk.show(view.path("topic"), view.number("id")))}
 
 
 async def _stop(view: View) -> Response:
@@ -70,7 +70,7 @@ def _shown(change: BulkChange) -> dict[str, Any]:
     }
 
 
-_ONE: Final = "/jobs/{topic:path}/{id:int}"
+_ONE: Final = "/jobs/{topic:path}/{id}"
 PAGES: Final = [
     Page("/jobs", _jobs, live=_live_jobs),
     Page(_ONE, _job, live=_live_job),

@@ -24,6 +24,8 @@ _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 # How long a page waits for the first count of a broker. The live part shows it later.
 _FIRST_WAIT_S: Final = 0.2
+# The most topics from which a user chooses who may look at no namespace as a whole.
+_MOST_TOPICS: Final = 200
 
 
 class Length(NamedTuple):
@@ -60,9 +62,28 @@ class Span:
 
 async def _timeline(view: View) -> Response:
     asked = view.query(Query)
+    if not asked.where and not view.user.may("peek") and not await _namespaces(view):
+        return await _topics(view, asked)
     return view.show(
         "timeline/timeline.html", asked=asked, by_all=list(LENGTHS), **await _part(view, asked)
     )
+
+
+async def _namespaces(view: View) -> list[Any]:
+    """Return the namespaces that the grants of the user cover as a whole."""
+    found: list[Any] = await view.broker.admin("namespaces.list")
+    return found
+
+
+async def _topics(view: View, asked: Query) -> Response:
+    """List the topics to choose from, for a user who may look at no namespace as a whole."""
+    topics: list[str] = (await view.broker.admin("topics.list"))["topics"]
+    links = [
+        (topic, "/?" + urlencode({"by": asked.by, "where": topic}))
+        for topic in topics[:_MOST_TOPICS]
+    ]
+    left_out = len(topics) - len(links)
+    return view.show("timeline/timeline_topics.html", links=links, left_out=left_out)
 
 
 async def _live(view: View) -> str:

@@ -46,10 +46,14 @@ function follow(part) {
     source = new EventSource(part.dataset.live);
     source.addEventListener("part", (event) => {
       sign?.classList.remove("away");
+      if (sign) sign.textContent = "";
       newest = event.data;
       show();
     });
-    source.addEventListener("trouble", () => sign?.classList.add("away"));
+    source.addEventListener("trouble", (event) => {
+      sign?.classList.add("away");
+      if (sign) sign.textContent = event.data;
+    });
     source.addEventListener("error", () => sign?.classList.add("away"));
   }
   function close() {

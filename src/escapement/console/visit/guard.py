@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -64,9 +63,9 @@ def check_origin(request: Request) -> None:
     Raises:
       Refused: if another site has sent it, or the browser does not say.
     """
-    origin = request.headers.get("origin", "")
+    origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     # A proxy may end TLS, so the schemes may differ.
-    if urlsplit(origin).netloc != request.headers.get("host"):
+    if not host or origin.partition("://")[2] != host:
         raise Refused(
             f"Another site has sent the request: {origin!r}. Open the console at one address. A "
             "proxy before it must pass on the headers Host and Origin."

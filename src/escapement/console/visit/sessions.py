@@ -33,6 +33,7 @@ class Session:
       user_s: when the rights of the user were read.
       notices: texts for the next page, such as what an action has done.
       rates: the counters that pages have shown, to tell how fast they grow.
+      is_over: whether it has ended. Pages that follow the brokers then stop.
       csrf: the secret. Only pages of the console know it, so other sites cannot send forms.
     """
 
@@ -44,6 +45,7 @@ class Session:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(_SECRET_BYTES))
     notices: list[str] = field(default_factory=list)
     rates: Rates = field(default_factory=Rates)
+    is_over: bool = False
 
 
 class Sessions:
@@ -59,7 +61,7 @@ class Sessions:
         """Begin a session; return its id and the session."""
         now_s = trio.current_time()
         if len(self._sessions) >= MOST_SESSIONS:
-            self._sessions.popitem(last=False)
+            self.end(next(iter(self._sessions)))
         id = secrets.token_urlsafe(_SECRET_BYTES)
         session = self._sessions[id] = Session(token, user, now_s, now_s, now_s)
         return id, session
@@ -71,7 +73,7 @@ class Sessions:
             return None
         now_s = trio.current_time()
         if now_s - session.used_s > IDLE_S or now_s - session.began_s > LONGEST_S:
-            del self._sessions[id]
+            self.end(id)
             return None
         session.used_s = now_s
         self._sessions.move_to_end(id)
@@ -79,4 +81,6 @@ class Sessions:
 
     def end(self, id: str) -> None:
         """End a session, if it exists."""
-        self._sessions.pop(id, None)
+        session = self._sessions.pop(id, None)
+        if session is not None:
+            session.is_over = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_origin
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -19,15 +19,20 @@ from escapement.console.text.times import zone_of
 from escapement.console.visit.rendering import render
 from escapement.console.visit.sessions import Session
 from escapement.console.visit.user import User
-from escapement.errors import EscapementError, InvalidRequest, Unauthenticated
+from escapement.errors import EscapementError, InvalidRequest, NotFound, Unauthenticated
 from escapement.http.statuses import status_of
 
 Query = TypeVar("Query", bound=msgspec.Struct)
+
+# A number of a form, such as an offset. It fits an int64.
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 # The cookies that the script of the pages sets: the time zone of the browser, and the theme.
 ZONE_COOKIE: Final = "escapement_zone"
 THEME_COOKIE: Final = "escapement_theme"
 THEMES: Final = ("light", "dark")
+# The most digits of a number in a path. Each such number fits an int64.
+_MOST_DIGITS: Final = 18
 
 
 class View:
@@ -66,13 +71,29 @@ class View:
         return self.session.user
 
     @property
+    def is_htmx(self) -> bool:
+        """Whether a script of the page has sent the request, which shows errors by itself."""
+        return "hx-request" in self.request.headers
+
+    @property
     def is_part(self) -> bool:
         """Whether htmx asks for a part of the page."""
-        return "hx-request" in self.request.headers and "hx-boosted" not in self.request.headers
+        return self.is_htmx and "hx-boosted" not in self.request.headers
 
     def path(self, name: str) -> str:
         """Return a parameter of the path."""
         return str(self.request.path_params[name])
+
+    def number(self, name: str) -> int:
+        """Return a parameter of the path that is a number, such as an offset.
+
+        Raises:
+          NotFound: if it is not one, or has too many digits for one.
+        """
+        text = self.path(name)
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+            raise NotFound(f"The address of the page needs a number, not {text!r:.60}.")
+        return int(text)
 
     def query(self, kind: type[Query]) -> Query:
         """Return the query of the URL. Fields that are empty count as missing.
@@ -110,6 +131,7 @@ class View:
                 "now_ms": self.now_ms,
                 "theme": theme if theme in THEMES else "",
                 "at": self.request.url.path,
+                "notices": (),
                 **values,
             },
         )
@@ -138,7 +160,7 @@ class View:
         """Send the browser to another page, which shows a notice first."""
         if notice:
             self.session.notices.append(notice)
-        if "hx-request" in self.request.headers:
+        if self.is_htmx:
             return Response(headers={"hx-redirect": path})
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)
 
