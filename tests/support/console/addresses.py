@@ -17,7 +17,7 @@ _EXAMPLES: Final[dict[str, list[str]]] = {
     "/messages/{id:path}": [f"/messages/{_MESSAGE}"],
     "/groups/{topic:path}/{group}": [f"/groups/{ORDERS}/sale"],
     "/jobs": ["/jobs"],
-    "/jobs/{topic:path}/{id:int}": [f"/jobs/{RETURNS}/1"],
+    "/jobs/{topic:path}/{id}": [f"/jobs/{RETURNS}/1"],
     "/subscriptions": ["/subscriptions"],
     "/subscription": [
         f"/subscription?topic={ORDERS}&subscription=shipping",
@@ -30,7 +30,7 @@ _EXAMPLES: Final[dict[str, list[str]]] = {
     "/schedules/{tenant}/{namespace}/{name}/edit": [f"{_SCHEDULE}/edit"],
     "/dead-letters": ["/dead-letters"],
     "/dead-letters/{tenant}/{namespace}/{name}/{subscription}": [f"/dead-letters/{MAILS}/sender"],
-    "/dead-letters/{tenant}/{namespace}/{name}/{subscription}/{offset:int}": [
+    "/dead-letters/{tenant}/{namespace}/{name}/{subscription}/{offset}": [
         f"/dead-letters/{MAILS}/sender/0"
     ],
     "/produce": [f"/produce?{urlencode({'topic': MAILS, 'when': 'delay', 'delay': '3h'})}"],
