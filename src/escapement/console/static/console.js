@@ -71,6 +71,8 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, select, textarea, dialog")) {
     if (event.key === "Escape") event.target.blur();
+    // Enter on a checkbox would press the first button of its form.
+    if (event.key === "Enter" && event.target.type === "checkbox") event.preventDefault();
     return;
   }
   if (going) {
