@@ -3,6 +3,7 @@
 "use strict";
 
 const YEAR_S = 366 * 24 * 3600;
+const REFUSED_MS = 5000; // the wait before a refused live part is asked for again
 
 function setCookie(name, value) {
   document.cookie = `${name}=${value}; path=/; max-age=${YEAR_S}; samesite=lax`;
@@ -54,7 +55,14 @@ function follow(part) {
       sign?.classList.add("away");
       if (sign) sign.textContent = event.data;
     });
-    source.addEventListener("error", () => sign?.classList.add("away"));
+    source.addEventListener("error", () => {
+      sign?.classList.add("away");
+      // The browser tries again by itself, but not after a refusal.
+      if (source?.readyState === EventSource.CLOSED) {
+        source = null;
+        setTimeout(open, REFUSED_MS);
+      }
+    });
   }
   function close() {
     source?.close();
@@ -79,6 +87,8 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, select, textarea, dialog")) {
     if (event.key === "Escape") event.target.blur();
+    // Enter on a checkbox would press the first button of its form.
+    if (event.key === "Enter" && event.target.type === "checkbox") event.preventDefault();
     return;
   }
   if (going) {
