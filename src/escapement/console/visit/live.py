@@ -16,8 +16,9 @@ from escapement.errors import EscapementError, Unauthenticated
 
 # How often a part is rendered.
 LIVE_S: Final = 2.0
-# How long a broker may take. The page then says that it does not follow it.
-ANSWER_S: Final = 5.0
+# How long a broker may take. The page then says that it does not follow it. For its first count of
+# all messages, a broker takes up to 5 s before it answers that it is busy.
+ANSWER_S: Final = 7.0
 # After this time the browser connects again, so a new connection has the rights of that time.
 LONGEST_S: Final = 10 * 60.0
 # After an error that ends the connection, the browser waits for this time.
