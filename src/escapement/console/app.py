@@ -227,6 +227,7 @@ class ConsoleApp:
                 user = await User.of(client.broker)
         except EscapementError as error:
             return self._login_page(request, str(error), status_of(error))
+        self._sessions.end(request.cookies.get(COOKIE, ""))  # that of another token
         id, _ = self._sessions.begin(token, user)
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
         self._set_cookie(response, id)

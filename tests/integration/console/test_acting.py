@@ -89,7 +89,7 @@ async def test_all_that_match_are_rescheduled_by_a_job(
             assert "5 of 5 messages" in text
             assert "New due time Thu 31 Dec 2026 23:00:00" in text
             assert "Who root Why ticket 8" in text
-            assert "Reschedule 1" in await visitor.text("/jobs")
+            assert "Reschedule (job 1)" in await visitor.text("/jobs")
             dues_ms = [
                 int((await broker.show(f"{ORDERS}@{n}")).due_at.timestamp() * 1000)
                 for n in (0, 2, 4, 6, 8)

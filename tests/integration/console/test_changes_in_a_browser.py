@@ -64,7 +64,7 @@ async def test_job_shows_its_progress_until_it_has_ended(
         await tab.shows("Run now 50 messages", "h1")
         await tab.click("text=Run them now")
         await tab.follows()
-        await tab.shows("Run now 1", "h1")
+        await tab.shows("Run now (job 1)", "h1")
         for _ in range(5):
             await world.clock.advance(seconds=2)
         await tab.shows("50 of 50 messages")

@@ -29,6 +29,22 @@ async def test_token_opens_the_console_until_the_user_signs_out(
             assert answer.headers["location"] == "/login?next=/%3Fby%3Dday"
 
 
+async def test_another_token_ends_the_session_of_the_one_before(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: the id of the session before opens nothing any more."""
+    async with testing.start() as world:
+        root = await begin(world)
+        async with visiting(world, root.text) as visitor:
+            old = dict(visitor.http.cookies)
+            origin = {"origin": "http://127.0.0.1:7653"}
+            await visitor.http.post("/login", data={"token": root.text}, headers=origin)
+            assert dict(visitor.http.cookies) != old
+            assert "root · admin" in await visitor.text("/")
+            visitor.http.cookies.update(old)
+            assert (await visitor.get("/")).status_code == 303
+
+
 async def test_page_stops_following_the_brokers_when_the_user_signs_out(
     mock_clock: trio.testing.MockClock,
 ) -> None:
