@@ -127,6 +127,10 @@ async def test_malformed_addresses_are_refused_and_no_bug(
             ("/dead-letters/shop/eu/orders/work/redrive", {"id": too_large}),
         ):
             assert (await visitor.send(path, fields)).status_code == 400
+        answer = await visitor.get("/lateness?target=0")
+        assert "The field target is not valid" in text_of(answer)
+        answer = await visitor.get("/subscription?topic=shop/eu/orders")
+        assert "A field is missing: Object missing required field `subscription`" in text_of(answer)
         assert (await visitor.get(f"/audit?before={too_large},1")).status_code == 400
         assert (await visitor.get("/schedules", part=True)).status_code == 200
 

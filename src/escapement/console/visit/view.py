@@ -175,7 +175,9 @@ def _read(given: ImmutableMultiDict[Any, str], kind: type[Query]) -> Query:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"The page cannot be shown: {error}.") from None
+        said, _, name = str(error).partition(" - at `$.")
+        what = f"The field {name.removesuffix('`')} is not valid" if name else "A field is missing"
+        raise InvalidRequest(f"{what}: {said}.") from None
 
 
 @dataclass(frozen=True, slots=True)
