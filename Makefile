@@ -17,7 +17,7 @@ FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress soak upgrade simulate fuzz bench docs install package programs clean
+.PHONY: help demo test test-lowest check format acceptance-long stress soak upgrade simulate fuzz bench screenshots docs install package programs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ fuzz: $(FUZZ_INSTALLED) ## any bytes as frames, blocks, segments and manifests: 
 
 bench: $(INSTALLED) programs ## the figures of docs/benchmarks.md, on this machine
 	$(BIN)/python benchmarks/figures.py $(ARGS)
+
+screenshots: $(INSTALLED) programs ## the pictures of the console in docs/images/console
+	PYTHONPATH=tests $(BIN)/python -m support.console.screenshots docs/images/console
 
 docs: $(DOCS_INSTALLED) ## the documentation site in site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -20,5 +20,6 @@ def _is_explained(history: History, error: BaseException) -> bool:
         return True
     if isinstance(error, AddressTaken):  # it has lost its directory, and with it its identity
         return True
-    full = history.disk_failed and "cannot be written" in str(error)
-    return full and type(error) is StorageError
+    if type(error) is not StorageError or not history.disk_failed:
+        return False
+    return "cannot be written" in str(error) or "cannot be read" in str(error)

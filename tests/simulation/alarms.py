@@ -1,7 +1,7 @@
 """Lines in the log of a broker that must not occur, whatever fails around it.
 
-No fault of a simulation changes bytes that were synced. So no index is ever damaged, and no session
-fails by a bug.
+No fault of a simulation changes bytes that were synced. So no index is ever damaged, unless the
+disk refused to read it, and no session fails by a bug.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-_ALARMS: Final = {"index.damaged": "7", "connection.failed": "6"}
+from simulation.disk import REFUSED
+
+_ALARMS: Final = {"index.damaged": "7", "index.rebuilding": "7", "connection.failed": "6"}
 
 
 class _Alarms(logging.Handler):
@@ -21,9 +23,10 @@ class _Alarms(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", "")
-        if (number := _ALARMS.get(event)) is not None:
+        text = record.getMessage()
+        if (number := _ALARMS.get(event)) is not None and REFUSED not in text:
             error = f": {record.exc_info[1]!r}" if record.exc_info else ""
-            self._found.append(f"{number}: {event}: {record.getMessage()}{error}")
+            self._found.append(f"{number}: {event}: {text}{error}")
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ _MEAN_S: Final = 32 * HOUR_S
 _DRAIN_DAYS: Final = 6
 _MOST_DAYS: Final = 60
 # A run makes many objects that live as long as it. With the usual thresholds of Python, searches
-# for garbage take a tenth of its time.
+# for garbage take several per cent of its time.
 _GARBAGE: Final = (50_000, 20, 100)
 # Other counts of the history have these deliveries and messages, too, or no client caused them.
 _NO_OPERATIONS: Final = {"delivered again", "dead letters", "bundles taken"}

@@ -7,19 +7,27 @@ from typing import Final
 
 import trio
 
-from escapement.errors import EscapementError
+from simulation import disk
 from simulation.calls import SLOW_SHARE
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS
 from simulation.database import Faults
+from simulation.disk import Kind
 from simulation.host import Host
 from simulation.network import Weather
 from simulation.world import World
 
 _MEAN_S: Final = 12 * HOUR_S
 _LEASE_S: Final = LEASE_MS / 1000
-# A checkpoint syncs a segment and the manifest, and after each the directory.
-_SYNCS: Final = 4
-# How often to look whether a checkpoint has come to a sync.
+# A checkpoint creates, writes and syncs a segment and the manifest, renames the manifest, and syncs
+# the directory after each.
+_CHANGES: Final = 9
+# The share of requested checkpoints that find a disk that fails at one of their changes.
+_BROKEN_SHARE: Final = 0.4
+# The share of phases in which only calls of one kind fail.
+_ONE_KIND_SHARE: Final = 0.7
+# The most checkpoints that are requested while a disk fails.
+_TRIES: Final = 12
+# How often to look whether a checkpoint has come to a change.
 _LOOKS: Final = 60
 
 
@@ -42,7 +50,7 @@ class Troubles:
             self._read_only: 2,
             self._flaky_database: 4,
             self._bad_network: 4,
-            self._failing_disk: 2,
+            self._failing_disk: 5,
             self._set_clock: 3,
             self._checkpoint: 8,
         }
@@ -62,7 +70,7 @@ class Troubles:
         self._world.network.weather = Weather()
         for host in self._world.hosts:
             host.engine.is_reachable = True
-            host.disk.failing, host.disk.full = 0.0, False
+            host.disk.heal()
             host.resume()
             if not host.is_up:
                 host.start(self._nursery)
@@ -157,10 +165,23 @@ class Troubles:
 
     async def _failing_disk(self) -> None:
         if (host := self._host()) is not None:
-            host.disk.failing = self._rng.uniform(0.1, 1.0)
-            host.disk.full = self._rng.random() < 0.5
-            await trio.sleep(self._rng.uniform(0, 2 * HOUR_S))
-            host.disk.failing, host.disk.full = 0.0, False
+            failing = self._rng.uniform(0, self._rng.choice([0.02, 0.2, 1.0]))
+            longest_s = self._rng.choice([0.1, 0.1, 5.0, 60.0])
+            if self._rng.random() < _ONE_KIND_SHARE:
+                kind = self._rng.choice(list(Kind))
+                faults = disk.Faults(failing, self._rng.choice(kind.codes), [kind], longest_s)
+            else:
+                faults = disk.Faults(failing, self._rng.choice(disk.CODES), longest_s=longest_s)
+            host.disk.faults = faults
+            for _ in range(self._rng.randint(1, _TRIES)):
+                await trio.sleep(self._rng.uniform(0, 2 * HOUR_S))
+                self._want_checkpoint(host)
+            host.disk.heal()
+
+    def _want_checkpoint(self, host: Host) -> None:
+        """Request a checkpoint of one of the brokers of a process, if there is one."""
+        if host.brokers:
+            self._rng.choice(host.brokers).services.checkpointer.want()
 
     async def _set_clock(self) -> None:
         host = self._rng.choice(self._world.hosts)
@@ -168,27 +189,25 @@ class Troubles:
         self._world.history.skew_steps_s.append(trio.current_time())
 
     async def _checkpoint(self) -> None:
-        """Write a checkpoint, and often end the process while a file is being synced."""
+        """Request a checkpoint; let the disk fail in it, or often end the process in it."""
         host = self._host()
-        if host is None or host.tasks is None or not host.brokers:
+        if host is None or not host.brokers:
             return
-        broker = self._rng.choice(host.brokers)
-
-        async def write() -> None:
-            try:
-                await broker.checkpoint()
-            except EscapementError as error:
-                if not host.calls.dead and not error.retryable and not host.disk.failed:
-                    raise
-
+        breaks = self._rng.random() < _BROKEN_SHARE
+        if breaks:
+            host.disk.faults = disk.Faults(code=self._rng.choice(disk.CODES))
+            host.disk.break_at(self._rng.randint(1, _CHANGES))
+        else:
+            host.disk.hold(self._rng.randint(1, _CHANGES))
         host.calls.slow_share = 1.0
-        host.disk.hold(self._rng.randint(1, _SYNCS))
-        host.tasks.start_soon(write)
+        self._want_checkpoint(host)
         for _ in range(_LOOKS):
             await trio.sleep(0.05)
             if host.disk.is_holding or not host.is_up:
                 break
         host.calls.slow_share = SLOW_SHARE
-        if host.is_up and self._rng.random() < 0.8:
+        if breaks:
+            host.disk.heal()
+        elif host.is_up and self._rng.random() < 0.8:
             await host.kill(power_failure=self._rng.random() < 0.8, noticed=True)
             await self._restart_later(host)

@@ -28,7 +28,7 @@ from histories.history import History
 from simulation.calls import Threads, waiting_members
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
 from simulation.database import Server, SimulatedEngine
-from simulation.disk import simulated
+from simulation.files import simulated
 from simulation.host import Host
 from simulation.network import ClientStream, Network
 
@@ -45,6 +45,7 @@ LIMITS: Final = BrokerLimits(
     deliver_messages=5,
     unacked_messages=24,
     window_messages=16,
+    index_cache_bytes=4096,
     sparse_generation_bytes=4096,
 )
 # The share of clients that may know some addresses only, and learn the others from brokers.
@@ -163,7 +164,7 @@ async def simulated_world(
         if world.bundles > 1:
             set_bundle_count(first, world.bundles)
         disks = [host.disk for host in world.hosts]
-        with simulated(disks), waiting_members(world.server.locks):
+        with simulated(disks, world.server.locks), waiting_members(world.server.locks):
             async with trio.open_nursery() as nursery:
                 for host in world.hosts:
                     host.start(nursery)

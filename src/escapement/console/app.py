@@ -2,7 +2,7 @@
 
 A request comes with the id of a session. The console takes the connections of the session's user
 from a pool, lets the page answer, and shows an error of ours as a page. Requests that change
-something pass two more checks (``guard.py``).
+something pass two more checks (``visit/guard.py``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from starlette.staticfiles import StaticFiles
 
 from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
-from escapement.console.guard import STATIC, GuardHeaders, check_origin, check_secret
-from escapement.console.live import events
 from escapement.console.pages import PAGES
-from escapement.console.rendering import render
-from escapement.console.sessions import IDLE_S, Session, Sessions
-from escapement.console.user import User
-from escapement.console.view import THEME_COOKIE, THEMES, Page, View
-from escapement.errors import Busy, EscapementError, InvalidRequest, Unauthenticated
+from escapement.console.visit.guard import STATIC, GuardHeaders, check_origin, check_secret
+from escapement.console.visit.live import events, trouble
+from escapement.console.visit.rendering import render
+from escapement.console.visit.sessions import IDLE_S, Session, Sessions
+from escapement.console.visit.user import User
+from escapement.console.visit.view import THEME_COOKIE, THEMES, Page, View
+from escapement.errors import (
+    Busy,
+    EscapementError,
+    InvalidRequest,
+    OtherDatabase,
+    Unauthenticated,
+)
 from escapement.event_log import EventLog
 from escapement.gateway.clients import Clients
 from escapement.http.body import read_body
@@ -121,7 +127,18 @@ class ConsoleApp:
         async with self._clients.use(session.token) as client:
             await self._refresh(session, client.broker)
             view = self._view(request, session, client.broker, form)
-            response = await page.answer(view)
+            try:
+                response = await page.answer(view)
+            except (Unauthenticated, OtherDatabase):
+                raise
+            except EscapementError as error:
+                if view.is_htmx:
+                    raise
+                # The user keeps the frame of the pages, which leads away from here.
+                status = status_of(error)
+                response = view.show(
+                    "frame/refused.html", status=status, title=status.phrase, error=str(error)
+                )
         if request.cookies.get(COOKIE) != id:
             self._set_cookie(response, id)
         return response
@@ -133,7 +150,8 @@ class ConsoleApp:
                 if len(self._live) >= MOST_LIVE or self._stopping:
                     raise Busy(f"{MOST_LIVE} pages follow the brokers. Close some of them.")
             except EscapementError as error:
-                return Response(str(error), status_of(error), media_type="text/plain")
+                # With another status, the browser would not try again.
+                return Response(trouble(error), media_type="text/event-stream")
             return StreamingResponse(
                 self._follow(page, request, session), media_type="text/event-stream"
             )
@@ -146,6 +164,8 @@ class ConsoleApp:
         live = page.live
 
         async def part() -> str:
+            if session.is_over:
+                raise Unauthenticated("The session has ended. Load the page again to sign in.")
             async with self._clients.use(session.token) as client:
                 await self._refresh(session, client.broker)
                 return await live(self._view(request, session, client.broker, MultiDict()))
@@ -241,7 +261,7 @@ class ConsoleApp:
     def _login_page(
         self, request: Request, error: str, status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        return self._plain_page(request, "login.html", status, error=error)
+        return self._plain_page(request, "frame/login.html", status, error=error)
 
     def _refused(self, request: Request, error: EscapementError) -> Response:
         """Return the answer to a request that ended with an error of ours."""
@@ -257,8 +277,8 @@ class ConsoleApp:
         status = status_of(error)
         if is_htmx:
             headers = {"hx-retarget": "#trouble", "hx-reswap": "innerHTML"}
-            return HTMLResponse(render("trouble.html", {"text": str(error)}), status, headers)
-        return self._plain_page(request, "error.html", status, error=str(error))
+            return HTMLResponse(render("frame/trouble.html", {"text": str(error)}), status, headers)
+        return self._plain_page(request, "frame/error.html", status, error=str(error))
 
     def _plain_page(
         self, request: Request, template: str, status: HTTPStatus, **values: object
@@ -276,13 +296,13 @@ class ConsoleApp:
     async def _no_such_page(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        return self._plain_page(request, "error.html", status, error=status.description or "")
+        return self._plain_page(request, "frame/error.html", status, error=status.description or "")
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         _log.exception("console.bug", "a request failed because of a bug")
         text = "The console could not answer. Its log has the reason."
         status = HTTPStatus.INTERNAL_SERVER_ERROR
-        return self._plain_page(request, "error.html", status, error=text)
+        return self._plain_page(request, "frame/error.html", status, error=text)
 
 
 async def _form(request: Request, session: Session) -> MultiDict:

@@ -40,7 +40,7 @@ def check_without_token(request: Request) -> None:
     Raises:
       Refused: if the request may come from somewhere else.
     """
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    host = _hostname(request.headers.get("host", ""))
     if not is_loopback(host):
         raise Refused(f"the request names the host {host!r}; address the server as 127.0.0.1")
     if not _FORWARDED.isdisjoint(request.headers):
@@ -48,3 +48,11 @@ def check_without_token(request: Request) -> None:
             "a proxy forwarded the request, and it has no token: everyone who reaches the proxy "
             "would be a superuser; create a token with `escapement admin bootstrap`"
         )
+
+
+def _hostname(host: str) -> str:
+    """Return the name or address in the header Host, without the port; "" if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # such as "["
+        return ""

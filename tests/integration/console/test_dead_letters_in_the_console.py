@@ -9,7 +9,9 @@ import trio.testing
 import escapement
 from escapement import testing
 from escapement.testing import World, arrived
+from support.console.chromium import Chromium
 from support.console.filled import MAILS, filled
+from support.console.tab import browsing, serving
 from support.console.visitor import text_of, visiting
 
 TOPIC = "shop/eu/orders"
@@ -107,7 +109,7 @@ async def test_dead_letter_is_edited_and_sent_again(mock_clock: trio.testing.Moc
 
 
 async def test_all_dead_letters_are_sent_back_by_a_job(mock_clock: trio.testing.MockClock) -> None:
-    """B14: the page says how many there are before the job begins."""
+    """B14: the page has their number before the job begins."""
     async with testing.start() as world, world.connect() as broker:
         await _die(world, broker, 6)
         async with visiting(world) as visitor:
@@ -158,6 +160,7 @@ async def test_viewer_sees_dead_letters_without_payloads(
         assert "rejected" in shown
         assert "timeout" in shown
         assert "Send back" not in shown
+        assert "checkbox" not in (await visitor.get(link[1])).text
         offset = re.search(
             rf'href="/dead-letters/{MAILS}/sender/(\d+)', (await visitor.get(link[1])).text
         )
@@ -170,3 +173,27 @@ async def test_viewer_sees_dead_letters_without_payloads(
         answer = await visitor.get(f"/produce?from={lie_in}@{offset[1]}")
         assert answer.status_code == 403
         assert "Thank you" not in answer.text
+
+
+async def test_enter_in_a_form_of_several_actions_does_none_of_them(
+    mock_clock: trio.testing.MockClock, chromium: Chromium
+) -> None:
+    """B14: Enter after the number that confirms a deletion had sent the dead letters back."""
+    async with testing.start() as world, world.connect() as broker:
+        await _die(world, broker, 4)
+        async with serving(world) as url, browsing(chromium, url) as tab:
+            await tab.open(PATH)
+            await tab.click("input[name=id]")
+            await tab.click("text=Delete the selected >> nth=0")
+            await tab.does(lambda page: page.locator("[name=typed]").first.press("1"))
+            await tab.press("Enter")
+            await tab.click("button:text('Delete the selected')")
+            await tab.shows("1 dead letter is deleted.")
+            await tab.open(f"{PATH}/3")
+            await tab.click("text=Delete the dead letter")
+            await tab.click("input[name=typed]")
+            await tab.press("Enter")
+            await tab.click("button.danger")
+            await tab.shows("1 dead letter is deleted.")
+        assert await _left(broker) == 2
+        assert not [one async for one in broker.peek(TOPIC)]

@@ -102,3 +102,18 @@ async def test_refused_message_stays_in_the_form(mock_clock: trio.testing.MockCl
         assert "Its id is public/default/t@0 ." in again
         async with world.connect() as broker:
             assert (await broker.admin("topics.stats", topic="t"))["next_offset"] == 1
+
+
+async def test_large_payload_is_not_put_into_a_form(mock_clock: trio.testing.MockClock) -> None:
+    """B14: the form could not be sent."""
+    async with testing.start() as world, world.connect() as broker:
+        producer = await broker.producer("large")
+        await producer.send(b"\xff" * (1 << 20))
+        await producer.send(b"\xff" * ((1 << 20) + 1))
+        async with visiting(world) as visitor:
+            text = fields_of(b"\xff" * (1 << 20))[1].replace("\n", "\r\n")
+            assert (await visitor.get("/produce?from=large@0")).status_code == 200
+            sent = {"topic": "large", "kind": "hex", "payload": text}
+            assert "The message is stored." in text_of(await visitor.send("/produce", sent))
+            answer = await visitor.get("/produce?from=large@1")
+            assert "has more than 1048576 bytes" in text_of(answer)

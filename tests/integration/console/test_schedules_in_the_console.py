@@ -166,6 +166,9 @@ async def test_viewer_is_offered_no_changes(mock_clock: trio.testing.MockClock) 
                 for offered in ("Edit", "Pause", "Run now", "Delete"):
                     assert offered not in shown
                 assert "New schedule" not in await looking.text("/schedules")
+                for form in ("/schedules/new", f"{PATH}/edit"):
+                    assert "You may not" in await looking.text(form)
+                    assert '<form method="post">' not in (await looking.get(form)).text
                 answer = await looking.send(f"{PATH}/actions/pause", {})
                 assert answer.status_code == 403
             assert (await broker.schedules.get("shop/eu/report")).state == "active"

@@ -26,6 +26,30 @@ async def test_token_opens_the_console_until_the_user_signs_out(
             assert answer.headers["location"] == "/login?next=/%3Fby%3Dday"
 
 
+async def test_page_stops_following_the_brokers_when_the_user_signs_out(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: in another tab too. A page without a session is told to sign in."""
+    async with testing.start() as world:
+        root = await begin(world)
+        async with visiting(world, root.text) as visitor, trio.open_nursery() as nursery:
+            answers = []
+
+            async def follow() -> None:
+                answers.append(await visitor.get("/live/brokers"))
+
+            nursery.start_soon(follow)
+            await world.clock.advance(seconds=20)
+            assert not answers
+            await visitor.send("/logout", {})
+            await world.clock.advance(seconds=3)
+            (answer,) = answers
+            assert "event: part" in answer.text
+            assert "event: trouble\ndata: The session has ended." in answer.text
+            again = await visitor.get("/live/brokers")
+            assert again.text.startswith("retry: 5000\nevent: trouble\n")
+
+
 async def test_wrong_or_missing_token_opens_nothing(mock_clock: trio.testing.MockClock) -> None:
     """B14: the form says why, and shows no page."""
     async with testing.start() as world:
@@ -51,10 +75,38 @@ async def test_form_of_another_site_or_an_old_page_changes_nothing(
         root = await begin(world)
         async with visiting(world, root.text) as visitor:
             secret = await visitor.secret()
-            for origin in ("http://evil.example", "null", "http://127.0.0.1:7654", None):
+            for origin in (
+                "http://evil.example",
+                "null",
+                "http://127.0.0.1:7654",
+                "http://[",
+                None,
+            ):
                 headers = {} if origin is None else {"origin": origin}
                 answer = await visitor.http.post("/logout", data={"csrf": secret}, headers=headers)
                 assert (answer.status_code, "Another site" in text_of(answer)) == (403, True)
             for wrong in ("", "x", secret[:-1]):
                 assert "too old" in text_of(await visitor.send("/logout", {}, secret=wrong))
             assert "root · admin" in await visitor.text("/")
+
+
+async def test_malformed_addresses_are_refused_and_no_bug(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: of hosts, and of pages with numbers."""
+    async with testing.start() as world, visiting(world) as visitor:
+        for host in ("[", "[::1", "evil.example"):
+            answer = await visitor.http.get("/", headers={"host": host})
+            assert (answer.status_code, "names the host" in text_of(answer)) == (403, True)
+        for number in ("9" * 5000, "9" * 19, "x", "-1"):
+            for path in ("/jobs/shop/eu/orders", "/dead-letters/shop/eu/orders/work"):
+                assert (await visitor.get(f"{path}/{number}")).status_code == 404
+        too_large = str(1 << 63)
+        for path, fields in (
+            ("/brokers/move", {"bundle": too_large}),
+            ("/jobs/stop", {"topic": "shop/eu/orders", "id": too_large}),
+            ("/dead-letters/shop/eu/orders/work/redrive", {"id": too_large}),
+        ):
+            assert (await visitor.send(path, fields)).status_code == 400
+        assert (await visitor.get(f"/audit?before={too_large},1")).status_code == 400
+        assert (await visitor.get("/schedules", part=True)).status_code == 200

@@ -10,6 +10,7 @@ import trio.testing
 from playwright.sync_api import Page
 
 from escapement import testing
+from escapement.console.visit.live import ANSWER_S, LIVE_S
 from escapement.storage.engine.base import Engine
 from escapement.testing import START_MS
 from support.console.chromium import Chromium
@@ -100,6 +101,29 @@ async def test_timeline_follows_the_broker_while_somebody_may_see_it(
         await hidden.shows("7fall due in this time")
 
 
+async def test_timeline_stays_as_it_is_while_the_user_works_in_it(
+    mock_clock: trio.testing.MockClock, chromium: Chromium
+) -> None:
+    """B14: it shows the newest numbers when the user has left it."""
+    async with (
+        testing.start() as world,
+        world.connect() as broker,
+        serving(world) as url,
+        browsing(chromium, url) as tab,
+        browsing(chromium, url) as other,
+    ):
+        for one in (tab, other):
+            await one.open("/?by=minute")
+            await one.follows()
+        await tab.evaluate("document.querySelector('a[data-from]').focus()")
+        await (await broker.producer("mails")).send_many([b"m"] * 7, delay=timedelta(minutes=10))
+        await world.clock.advance(seconds=LIVE_S)
+        await other.shows("7fall due in this time")
+        assert "0\nfall due in this time" in await tab.text()
+        await tab.press("/")
+        await tab.shows("7fall due in this time")
+
+
 async def test_timeline_says_that_it_does_not_follow_a_broker_that_is_down(
     mock_clock: trio.testing.MockClock, chromium: Chromium
 ) -> None:
@@ -112,8 +136,8 @@ async def test_timeline_says_that_it_does_not_follow_a_broker_that_is_down(
         await tab.open("/")
         await tab.follows()
         await world.crash()
-        await world.clock.advance(seconds=2)
-        await world.clock.advance(minutes=1)  # the request of the console ends without an answer
+        await world.clock.advance(seconds=LIVE_S)  # the console asks
+        await world.clock.advance(seconds=ANSWER_S)
         await tab.has("[data-live-sign].away")
         await world.restart()
         await world.clock.advance(minutes=1)

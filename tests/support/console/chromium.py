@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # The names of browsers that Playwright can drive. Each is of Chromium.
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
+# With these, a page looks the same each time that it is drawn.
+_OPTIONS: Final = ("--disable-partial-raster", "--num-raster-threads=1")
 # The longest wait of a step. Steps that succeed wait for much less.
 STEP_MS: Final = 10_000
 
@@ -57,7 +59,7 @@ def running_chromium() -> Iterator[Chromium]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     assert program is not None, "the tests of the console need a browser: apt-get install chromium"
     # As root, the browser has no sandbox. It only loads pages of the tests.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = [*_OPTIONS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with ThreadPoolExecutor(1, "chromium") as thread:
         playwright = thread.submit(sync_playwright().start).result()
         try:

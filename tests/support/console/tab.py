@@ -6,6 +6,7 @@ advances it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -15,7 +16,7 @@ from playwright.sync_api import Page, expect
 
 from escapement.console.config import ConsoleConfig
 from escapement.console.console import run_console
-from escapement.console.view import ZONE_COOKIE
+from escapement.console.visit.view import ZONE_COOKIE
 from escapement.testing import World
 from support.console.chromium import STEP_MS, Chromium
 
@@ -72,8 +73,9 @@ class Tab:
         await self.does(lambda page: page.click(selector))
 
     async def fill(self, label: str, text: str) -> None:
-        """Write a text into the field with a label."""
-        await self.does(lambda page: page.get_by_label(label).fill(text))
+        """Write a text into the field whose label begins with a text."""
+        begins = re.compile(rf"^\s*{re.escape(label)}")
+        await self.does(lambda page: page.locator("main").get_by_label(begins).fill(text))
 
     async def press(self, *keys: str) -> None:
         """Press keys one after the other, such as ``Enter`` or ``g``."""

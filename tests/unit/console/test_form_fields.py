@@ -37,6 +37,8 @@ def test_kind_of_a_payload() -> None:
     assert fields_of(b"pay me") == ("text", "pay me")
     assert fields_of(b"\x00\xff") == ("hex", "00 ff")
     assert fields_of(b"[" * 100_000)[0] == "text"
+    assert fields_of(b"9" * 5000) == ("json", "9" * 5000)
+    assert payload_of("json", "9" * 5000) == b"9" * 5000
 
 
 def test_error_says_where_json_is_wrong() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escapement.console.rates import MOST_READINGS, Rates
+from escapement.console.reading.rates import MOST_READINGS, Rates
 
 
 def test_rate_is_the_growth_between_two_readings() -> None:

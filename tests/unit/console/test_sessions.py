@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio.testing
 
-from escapement.console import sessions
-from escapement.console.sessions import IDLE_S, LONGEST_S, MOST_SESSIONS, Sessions
-from escapement.console.user import User
+from escapement.console.visit import sessions
+from escapement.console.visit.sessions import IDLE_S, LONGEST_S, MOST_SESSIONS, Sessions
+from escapement.console.visit.user import User
 
 NOBODY = User(None)
 

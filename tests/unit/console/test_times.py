@@ -21,6 +21,7 @@ def test_times_are_in_the_zone_of_the_browser() -> None:
     assert times.iso(CHRISTMAS_MS) == "2026-12-24T17:00:00.000Z"
     assert times.relative(CHRISTMAS_MS, CHRISTMAS_MS - 200_000) == "in 3 min 20 s"
     assert times.relative(CHRISTMAS_MS, CHRISTMAS_MS + 1500) == "1.5 s ago"
+    assert times.relative(CHRISTMAS_MS, CHRISTMAS_MS) == "now"
 
 
 @pytest.mark.parametrize(

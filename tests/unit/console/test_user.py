@@ -6,7 +6,7 @@ import pytest
 
 from escapement.access.grant import Grant, read_actions
 from escapement.access.pattern import Pattern
-from escapement.console.user import User
+from escapement.console.visit.user import User
 
 
 def user(*grants: tuple[str, str]) -> User:

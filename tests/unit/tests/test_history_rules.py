@@ -259,6 +259,11 @@ def end_a_broker(told: Told) -> None:
     told.history.end("host", StorageError("the disk cannot be written"))
 
 
+def end_a_broker_without_naming_the_file(told: Told) -> None:
+    told.history.disk_failed = True
+    told.history.end("host", OSError("no space left"))
+
+
 def surprise_a_client(told: Told) -> None:
     told.history.surprises.append("surprise: a sequence was forgotten")
 
@@ -292,6 +297,7 @@ BROKEN: list[tuple[Callable[[Told], None], str]] = [
     (deliver_out_of_order, "order"),
     (deliver_log_out_of_order, "order"),
     (end_a_broker, "ended"),
+    (end_a_broker_without_naming_the_file, "ended"),
     (surprise_a_client, "surprise"),
 ]
 
@@ -363,6 +369,7 @@ def cancel_without_an_answer(told: Told) -> None:
 def end_a_broker_with_a_full_disk(told: Told) -> None:
     told.history.disk_failed = True
     end_a_broker(told)
+    told.history.end("host", StorageError("the segment cannot be read: too many open files"))
     told.history.end("host", StorageUnavailable("no database"))
 
 

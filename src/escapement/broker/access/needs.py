@@ -127,6 +127,16 @@ def part_of(right: Right) -> Right:
     return right._replace(resource=f"a part of {right.resource}", part=True)
 
 
+def _given_namespace(get: Get) -> list[Pattern]:
+    text = get("namespace")
+    return [] if text is None else [Pattern(f"{NamespaceName.parse(text).full}/*")]
+
+
+# Without a namespace, the answer is about the namespaces of which the role sees everything.
+_NAMESPACE_OR_SEEN: Final = (
+    Right("peek", "`namespace`/*, if given", _given_namespace),
+    Right("peek", "a part of `*`, otherwise", lambda get: [] if get("namespace") else [ALL], True),
+)
 _TABLES: Final = Right("peek", "`table://*`", lambda get: [ALL_TABLES])
 # The request does not name this topic. The verb checks the right when it has found the schedule.
 _SCHEDULED: Final = Right("produce", "the topic that `schedule` publishes to", lambda get: [])
@@ -146,7 +156,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "namespaces.delete": (namespace("admin"),),
     "namespaces.enable_delayed_message": (namespace("admin"),),
     "namespaces.disable_delayed_message": (namespace("admin"),),
-    "namespaces.forecast": (namespace("peek", optional=True),),
+    "namespaces.forecast": _NAMESPACE_OR_SEEN,
     "topics.list": (part_of(namespace("peek", optional=True)),),
     "topics.get": (topic("peek"),),
     "topics.update": (topic("admin"),),

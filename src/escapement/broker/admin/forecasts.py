@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, TypedDict
 
+import numpy as np
+
 from escapement.broker.admin.arguments import Arguments
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
@@ -89,10 +91,26 @@ async def _forecast_namespace(broker: Broker, given: Arguments) -> NamespaceFore
     given.end()
     namespace = None if text is None else NamespaceName.parse(text)
     found = None if namespace is None else broker.registry.namespaces.find(namespace)
+    seen = given.caller.coverage("peek")
     census = await _census(broker)
     spans = Spans.after(census.began_ms, **wanted._asdict())
-    pending = census if found is None else census.namespaces.get(found.id, Pending())
-    counts, is_exact = pending.spans.by(spans)
+    if found is not None:
+        parts = [census.namespaces.get(found.id, Pending())]
+    elif "*" in seen:
+        parts = [census]
+    else:
+        # A count must not tell a role about topics that it does not see.
+        parts = [
+            census.namespaces.get(one.id, Pending())
+            for one in broker.registry.namespaces
+            if f"{one.tenant}/{one.name}/*" in seen
+        ]
+    pending, counts, is_exact = Pending(), np.zeros(spans.count, np.int64), True
+    for part in parts:
+        pending.add(part)
+        part_counts, part_is_exact = part.spans.by(spans)
+        counts += part_counts
+        is_exact = is_exact and part_is_exact
     return {
         "namespace": None if namespace is None else namespace.full,
         "at_ms": census.began_ms,

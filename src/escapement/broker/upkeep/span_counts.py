@@ -86,10 +86,10 @@ class Grid:
         return len(self.edges_ms) - 1
 
     def numbers(self, due_ms: Int64s) -> Int64s:
-        """Return the number of the span of each due time. Earlier times are in the first span."""
+        """Return the number of the span of each due time. None is before the first span."""
         near = (due_ms - self.edges_ms[0]) // _MINUTE_MS
         far = _MINUTES + (due_ms - self._far_ms) // _QUARTER_MS
-        return np.where(due_ms < self._far_ms, near, far).clip(0, self.count - 1)
+        return np.where(due_ms < self._far_ms, near, far).clip(None, self.count - 1)
 
 
 class SpanTally:
@@ -101,8 +101,12 @@ class SpanTally:
         self._first_ms, self._last_ms = MAX_DUE_MS, 0  # the lowest and the highest due time
 
     def add(self, due_ms: Int64s) -> None:
-        """Count messages with these due times, which ascend. O(messages)."""
+        """Count messages with these due times, which ascend. O(messages).
+
+        Times before the first span count for its beginning: the clock may have been set ahead.
+        """
         if len(due_ms):
+            due_ms = np.maximum(due_ms, self._grid.edges_ms[0])
             numbers = self._grid.numbers(due_ms)
             firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
             self._counts[numbers[firsts]] += np.diff(firsts, append=len(numbers))

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Final
 
 from escapement.client.broker import Broker
-from escapement.console.at_once import at_once
 from escapement.console.finding.filter import BY_LOOK, Filter
 from escapement.console.finding.page import PAGE_MESSAGES, Found, Place, Row, merged
+from escapement.console.reading.at_once import at_once
 from escapement.errors import NotFound
 
 # The most messages that the console looks at, one by one, for one page.

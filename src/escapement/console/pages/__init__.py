@@ -1,6 +1,6 @@
 """The pages of the console, one file each, with their templates beside.
 
-A page is a function from a :class:`~escapement.console.view.View` to an answer.
+A page is a function from a :class:`~escapement.console.visit.view.View` to an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from escapement.console.pages import (
     subscriptions,
     timeline,
 )
-from escapement.console.view import Page
+from escapement.console.visit.view import Page
 
 _FILES: Final = (
     timeline,

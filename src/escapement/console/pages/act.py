@@ -21,7 +21,7 @@ from escapement.clock import moment
 from escapement.console.finding.filter import BY_INDEX, Filter
 from escapement.console.text.histories import outcome
 from escapement.console.text.times import time_of
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.errors import InvalidRequest
 from escapement.names import full_name, read_message_id
 from escapement.protocol.amend_status import AmendStatus
@@ -121,7 +121,7 @@ async def _preview(view: View) -> Response:
         )
         complete, messages = found.complete, found.messages
     return view.show(
-        "act.html",
+        "messages/act.html",
         asked=asked,
         topics=list(topics),
         named=asked.id[:_MOST_NAMED],
@@ -146,7 +146,7 @@ async def _act(view: View) -> Response:
     for topic, offsets in _by_topic(change.id).items():
         outcomes += await _amend(view, change, topic, offsets)
     return view.show(
-        "act_done.html",
+        "messages/act_done.html",
         back=change.back if change.back.startswith("/find?") else "/find",
         words=WORDS[change.action],
         counts=_counts(outcomes),

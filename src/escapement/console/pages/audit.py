@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from escapement.console.text.times import time_of
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Number, Page, View
 from escapement.errors import InvalidRequest
 
 _PAGE_ROWS: Final = 100
@@ -45,13 +45,13 @@ async def _audit(view: View) -> Response:
         fields = msgspec.structs.asdict(asked_next)
         more = "/audit?" + urlencode({name: value for name, value in fields.items() if value})
     rows = [row | {"arguments": _pairs(row["arguments"])} for row in page["actions"]]
-    return view.show("audit.html", asked=asked, rows=rows, more=more)
+    return view.show("brokers/audit.html", asked=asked, rows=rows, more=more)
 
 
 def _position(text: str) -> list[int]:
     try:
-        at_ms, id = map(int, text.split(","))
-    except ValueError:
+        at_ms, id = msgspec.convert(text.split(","), tuple[Number, Number], strict=False)
+    except msgspec.ValidationError:
         raise InvalidRequest("The field 'before' is not the place of a page.") from None
     return [at_ms, id]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Number, Page, View
 
 # The counters whose rates are shown.
 _COUNTERS: Final = ("published", "delivered", "commits", "log_bytes")
@@ -18,15 +18,15 @@ class Target(msgspec.Struct):
     """The node and the bundle that a form names."""
 
     node: str = ""
-    bundle: int = 0
+    bundle: Number = 0
 
 
 async def _brokers(view: View) -> Response:
-    return view.show("brokers.html", **await _part(view))
+    return view.show("brokers/brokers.html", **await _part(view))
 
 
 async def _live(view: View) -> str:
-    return view.part("brokers_part.html", **await _part(view))
+    return view.part("brokers/brokers_part.html", **await _part(view))
 
 
 async def _part(view: View) -> dict[str, Any]:

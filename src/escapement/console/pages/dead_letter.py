@@ -8,9 +8,11 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.message_source import own_properties
+from escapement.console.pages.message import MOST_SHOWN_BYTES
+from escapement.console.reading.message_source import own_properties
 from escapement.console.text.histories import DEATHS
-from escapement.console.view import Page, View
+from escapement.console.text.payloads import shown
+from escapement.console.visit.view import Number, Page, View
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 
@@ -43,7 +45,7 @@ class Chosen(Query):
       typed: confirms what cannot be undone.
     """
 
-    id: list[int] = []
+    id: list[Number] = []
     spread: str = ""
     typed: str = ""
 
@@ -92,17 +94,17 @@ async def _list(view: View) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in found:
         groups.setdefault(row.get("reason", "unknown"), []).append(row)
-    shown = {
+    listed = {
         reason: rows if reason == asked.cause else rows[:_SHOWN]
         for reason, rows in groups.items()
         if asked.cause in ("", reason)
     }
     return view.show(
-        "dead_letter_list.html",
+        "dead_letters/dead_letter_list.html",
         asked=asked,
         whose=whose,
         groups=groups,
-        shown=shown,
+        listed=listed,
         total=len(found),
         is_all=len(found) < _LOOKED,
         reasons=DEATHS,
@@ -111,15 +113,17 @@ async def _list(view: View) -> Response:
 
 async def _show(view: View) -> Response:
     asked = view.query(Query)
-    whose, offset = Whose(view, asked), int(view.path("offset"))
+    whose, offset = Whose(view, asked), view.number("offset")
     found = await view.broker.admin("dlq.show", **whose.arguments, offset=offset)
     return view.show(
-        "dead_letter.html",
+        "dead_letters/dead_letter.html",
         asked=asked,
         whose=whose,
         offset=offset,
         letter={"reason": "unknown", **found},
         properties=own_properties(found["properties"]),
+        content=shown(found["payload"][:MOST_SHOWN_BYTES], found["size_bytes"]),
+        is_cut=found["size_bytes"] > MOST_SHOWN_BYTES,
         lie_in=whose.lie_in or await _dead_letter_topic(view, whose),
         reasons=DEATHS,
     )
@@ -188,5 +192,5 @@ PAGES: Final = [
     Page(f"{ALL}/redrive", _redrive, method="POST"),
     Page(f"{ALL}/purge", _purge, method="POST"),
     Page(f"{ALL}/purge-all", _purge_all, method="POST"),
-    Page(f"{ALL}/{{offset:int}}", _show),
+    Page(f"{ALL}/{{offset}}", _show),
 ]

@@ -16,8 +16,8 @@ import msgspec
 from starlette.responses import Response
 
 from escapement.client.broker import Broker
-from escapement.console.at_once import at_once
-from escapement.console.view import Page, View
+from escapement.console.reading.at_once import at_once
+from escapement.console.visit.view import Page, View
 from escapement.errors import NotFound
 
 # The dead-letter topics of one page.
@@ -76,7 +76,7 @@ async def _dead_letters(view: View) -> Response:
     if after:
         query = {"namespace": asked.namespace} if asked.namespace else {}
         more = "/dead-letters?" + urlencode({**query, "after": after})
-    return view.show("dead_letters.html", asked=asked, rows=rows, more=more)
+    return view.show("dead_letters/dead_letters.html", asked=asked, rows=rows, more=more)
 
 
 async def _rows(view: View, asked: Query) -> tuple[list[Row], str]:

@@ -11,7 +11,7 @@ from escapement.console.finding.log import over
 from escapement.console.finding.page import Found
 from escapement.console.finding.pending import pending
 from escapement.console.finding.topics import Topics, topics_at
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.errors import InvalidRequest
 from escapement.names import read_message_id
 
@@ -44,9 +44,9 @@ async def _find(view: View) -> Response:
     if view.is_part:
         if found is None:  # its topic is gone
             return view.go(asked.link())
-        return view.show("find_rows.html", **_values(view, asked, topics, found))
+        return view.show("messages/find_rows.html", **_values(view, asked, topics, found))
     return view.show(
-        "find.html",
+        "messages/find.html",
         **_values(view, asked, topics, found),
         counted=await _count(view, asked, topics),
     )

@@ -10,22 +10,22 @@ from starlette.responses import Response
 from escapement.client.administration.bulk import BulkChange
 from escapement.clock import unix_ms
 from escapement.console.pages.act import WORDS
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Number, Page, View
 
 
 class Named(msgspec.Struct):
     """A job: a bulk change of a topic."""
 
     topic: str
-    id: int
+    id: Number
 
 
 async def _jobs(view: View) -> Response:
-    return view.show("jobs.html", **await _list(view))
+    return view.show("jobs/jobs.html", **await _list(view))
 
 
 async def _live_jobs(view: View) -> str:
-    return view.part("jobs_part.html", **await _list(view))
+    return view.part("jobs/jobs_part.html", **await _list(view))
 
 
 async def _list(view: View) -> dict[str, Any]:
@@ -33,15 +33,15 @@ async def _list(view: View) -> dict[str, Any]:
 
 
 async def _job(view: View) -> Response:
-    return view.show("job.html", **await _one(view))
+    return view.show("jobs/job.html", **await _one(view))
 
 
 async def _live_job(view: View) -> str:
-    return view.part("job_part.html", **await _one(view))
+    return view.part("jobs/job_part.html", **await _one(view))
 
 
 async def _one(view: View) -> dict[str, Any]:
-    return {"job": _shown(await view.broker.bulk.show(view.path("topic"), int(view.path("id"))))}
+    return {"job": _shown(await view.broker.bulk.show(view.path("topic"), view.number("id")))}
 
 
 async def _stop(view: View) -> Response:
@@ -70,7 +70,7 @@ def _shown(change: BulkChange) -> dict[str, Any]:
     }
 
 
-_ONE: Final = "/jobs/{topic:path}/{id:int}"
+_ONE: Final = "/jobs/{topic:path}/{id}"
 PAGES: Final = [
     Page("/jobs", _jobs, live=_live_jobs),
     Page(_ONE, _job, live=_live_job),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from escapement.clock import moment
 from escapement.console.text.lines import line_chart
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 
 _MINUTE_MS: Final = 60_000
 _WORST: Final = 50
@@ -32,12 +32,12 @@ class Query(msgspec.Struct):
 
 async def _lateness(view: View) -> Response:
     asked = view.query(Query)
-    return view.show("lateness.html", asked=asked, **await _part(view, asked))
+    return view.show("subscriptions/lateness.html", asked=asked, **await _part(view, asked))
 
 
 async def _live(view: View) -> str:
     asked = view.query(Query)
-    return view.part("lateness_part.html", asked=asked, **await _part(view, asked))
+    return view.part("subscriptions/lateness_part.html", asked=asked, **await _part(view, asked))
 
 
 async def _part(view: View, asked: Query) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.message_source import DEAD_PREFIX, own_properties
+from escapement.console.reading.message_source import DEAD_PREFIX, own_properties
 from escapement.console.text.histories import DEATHS, WHOLE, cause, lateness
 from escapement.console.text.json_trees import json_tree
 from escapement.console.text.payloads import shown
 from escapement.console.text.times import LAST_MS
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.errors import AccessDenied, InvalidRequest, NotFound
 from escapement.names import full_name, read_message_id
 
@@ -37,7 +37,7 @@ async def _message(view: View) -> Response:
     traceparent = properties.get("traceparent")
     trace = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     return view.show(
-        "message.html",
+        "messages/message.html",
         death=_death(properties),
         trace_id=trace and trace[1],
         own=own_properties(properties),
@@ -48,7 +48,7 @@ async def _message(view: View) -> Response:
 
 async def _live(view: View) -> str:
     topic, offset = _id(view)
-    return view.part("message_part.html", **_part(await _history(view, topic, offset)))
+    return view.part("messages/message_part.html", **_part(await _history(view, topic, offset)))
 
 
 async def _history(view: View, topic: str, offset: int) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _part(found: dict[str, Any]) -> dict[str, Any]:
 
 async def _content(view: View, found: Mapping[str, Any], whole: bool) -> dict[str, Any] | None:
     """Return the payload in a form to show; None if the user may not see it."""
-    if not _sees_payloads(view):
+    if not view.user.sees_payloads:
         return None
     payload, size_bytes = found["payload"], found["size_bytes"]
     if whole and len(payload) < size_bytes <= MOST_SHOWN_BYTES:
@@ -87,7 +87,7 @@ async def _content(view: View, found: Mapping[str, Any], whole: bool) -> dict[st
 async def _download(view: View) -> Response:
     """Answer with the whole payload, as a file."""
     topic, offset = _id(view)
-    if not _sees_payloads(view):
+    if not view.user.sees_payloads:
         raise AccessDenied("Viewers do not see payloads.")
     payload = await _payload(view, topic, offset)
     name = f"{topic.rpartition('/')[2]}-{offset}.bin"
@@ -99,10 +99,6 @@ async def _payload(view: View, topic: str, offset: int) -> bytes:
     async for page in view.broker.read(topic, offset, offset + 1):
         return page[0].payload
     raise NotFound(f"There is no message {topic}@{offset}, or its log was deleted.")
-
-
-def _sees_payloads(view: View) -> bool:
-    return view.user.standing != "viewer"
 
 
 def _id(view: View) -> tuple[str, int]:

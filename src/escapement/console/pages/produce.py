@@ -10,12 +10,12 @@ from starlette.responses import Response
 from escapement.client.producing.receipt import Receipt
 from escapement.client.producing.replace import Replace
 from escapement.clock import moment
-from escapement.console.message_source import DeadLetter, Source
+from escapement.console.reading.message_source import DeadLetter, Source
 from escapement.console.text.clock_changes import doubt
 from escapement.console.text.payload_fields import Kind, payload_of
 from escapement.console.text.property_fields import properties_of
 from escapement.console.text.times import field, time_of
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.durations import parse as parse_duration
 from escapement.errors import AccessDenied, EscapementError, InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
@@ -169,14 +169,14 @@ async def _purge(view: View, dead_letter: DeadLetter) -> str:
 
 
 async def _preview(view: View) -> Response:
-    return view.show("produce_preview.html", **_times(view, view.query(Form)))
+    return view.show("messages/produce_preview.html", **_times(view, view.query(Form)))
 
 
 async def _source(view: View, form: Form) -> Source | None:
     """Return the message that the form is filled from, if it is from one."""
     if not form.from_:
         return None
-    if view.user.standing == "viewer":
+    if not view.user.sees_payloads:
         raise AccessDenied("Viewers do not see payloads.")
     return await Source.read(view.broker, form.from_)
 
@@ -191,7 +191,7 @@ def _page(
     if form.sent:
         read_message_id(form.sent)  # raises InvalidRequest
     return view.show_form(
-        "produce.html",
+        "messages/produce.html",
         error,
         form=form,
         source=source,

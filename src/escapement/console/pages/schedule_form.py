@@ -16,7 +16,7 @@ from escapement.console.pages.schedules import NEXT, ONE, Times, name_of
 from escapement.console.text.clock_changes import occurrences
 from escapement.console.text.payload_fields import Kind, payload_of
 from escapement.console.text.times import field, time_of, zone_of
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.durations import format as duration_text
 from escapement.durations import parse as parse_duration
 from escapement.errors import EscapementError, InvalidRequest
@@ -159,12 +159,12 @@ async def _update(view: View) -> Response:
 
 
 async def _preview(view: View) -> Response:
-    return view.show("schedule_preview.html", **_coming(view, view.query(Form)))
+    return view.show("schedules/schedule_preview.html", **_coming(view, view.query(Form)))
 
 
 async def _preview_change(view: View) -> Response:
     schedule = await _schedule(view)
-    return view.show("schedule_preview.html", **_coming(view, view.query(Form), schedule))
+    return view.show("schedules/schedule_preview.html", **_coming(view, view.query(Form), schedule))
 
 
 async def _schedule(view: View) -> dict[str, Any]:
@@ -185,15 +185,23 @@ def _page(
     error: EscapementError | None = None,
 ) -> Response:
     return view.show_form(
-        "schedule_form.html",
+        "schedules/schedule_form.html",
         error,
         form=form,
         schedule=schedule,
+        may=_may(view, schedule),
         payload=view.form.get("payload", ""),
         missed_all=MISSED,
         zones=_zones(),
         **_coming(view, form, schedule),
     )
+
+
+def _may(view: View, schedule: dict[str, Any] | None) -> bool:
+    """Return whether the page offers the form."""
+    if schedule is None:
+        return view.user.may_somewhere("produce")
+    return view.user.may("admin", schedule["schedule"])
 
 
 def _coming(view: View, form: Form, schedule: dict[str, Any] | None = None) -> dict[str, Any]:

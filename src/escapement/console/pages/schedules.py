@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.schedule_history import history
+from escapement.console.reading.schedule_history import history
 from escapement.console.text.clock_changes import occurrences
 from escapement.console.text.cron_words import words
 from escapement.console.text.times import zone_of
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 
@@ -91,7 +91,7 @@ async def _list(view: View) -> Response:
         query = {"namespace": asked.namespace, "state": asked.state or ""}
         more = "/schedules?" + urlencode({**query, "after": rows[-1]["schedule"]})
     return view.show(
-        "schedules.html",
+        "schedules/schedules.html",
         asked=asked,
         rows=[(one, Times.of(one)) for one in rows],
         total=len(matching),
@@ -104,7 +104,7 @@ async def _show(view: View) -> Response:
     schedule = await view.broker.admin("schedules.next", schedule=name, count=NEXT)
     times = Times.of(schedule)
     return view.show(
-        "schedule.html",
+        "schedules/schedule.html",
         name=name,
         schedule=schedule,
         times=times,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from escapement.console.pages.subscriptions import rates_of
 from escapement.console.text.times import time_of
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest, NotFound
 
@@ -41,12 +41,16 @@ class Seek(Named):
 async def _subscription(view: View) -> Response:
     named = view.query(Named)
     policy = await view.broker.admin("subscriptions.get", **msgspec.structs.asdict(named))
-    return view.show("subscription.html", named=named, policy=policy, **await _part(view, named))
+    return view.show(
+        "subscriptions/subscription.html", named=named, policy=policy, **await _part(view, named)
+    )
 
 
 async def _live(view: View) -> str:
     named = view.query(Named)
-    return view.part("subscription_part.html", named=named, **await _part(view, named))
+    return view.part(
+        "subscriptions/subscription_part.html", named=named, **await _part(view, named)
+    )
 
 
 async def _part(view: View, named: Named) -> dict[str, Any]:

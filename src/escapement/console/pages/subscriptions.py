@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 
 _PAGE_ROWS: Final = 100
 # The counters whose rates are shown.
@@ -25,12 +25,14 @@ class Query(msgspec.Struct):
 
 async def _subscriptions(view: View) -> Response:
     asked = view.query(Query)
-    return view.show("subscriptions.html", asked=asked, **await _part(view, asked))
+    return view.show("subscriptions/subscriptions.html", asked=asked, **await _part(view, asked))
 
 
 async def _live(view: View) -> str:
     asked = view.query(Query)
-    return view.part("subscriptions_part.html", asked=asked, **await _part(view, asked))
+    return view.part(
+        "subscriptions/subscriptions_part.html", asked=asked, **await _part(view, asked)
+    )
 
 
 async def _part(view: View, asked: Query) -> dict[str, Any]:

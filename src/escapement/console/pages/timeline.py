@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from escapement.clock import moment, unix_ms
 from escapement.console.text.bars import Bar, bar_chart
-from escapement.console.view import Page, View
+from escapement.console.visit.view import Page, View
 from escapement.errors import Busy
 
 By = Literal["minute", "hour", "day"]
@@ -24,6 +24,8 @@ _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 # How long a page waits for the first count of a broker. The live part shows it later.
 _FIRST_WAIT_S: Final = 0.2
+# The most topics from which a user chooses who may look at no namespace as a whole.
+_MOST_TOPICS: Final = 200
 
 
 class Length(NamedTuple):
@@ -60,12 +62,33 @@ class Span:
 
 async def _timeline(view: View) -> Response:
     asked = view.query(Query)
-    return view.show("timeline.html", asked=asked, by_all=list(LENGTHS), **await _part(view, asked))
+    if not asked.where and not view.user.may("peek") and not await _namespaces(view):
+        return await _topics(view, asked)
+    return view.show(
+        "timeline/timeline.html", asked=asked, by_all=list(LENGTHS), **await _part(view, asked)
+    )
+
+
+async def _namespaces(view: View) -> list[Any]:
+    """Return the namespaces that the grants of the user cover as a whole."""
+    found: list[Any] = await view.broker.admin("namespaces.list")
+    return found
+
+
+async def _topics(view: View, asked: Query) -> Response:
+    """List the topics to choose from, for a user who may look at no namespace as a whole."""
+    topics: list[str] = (await view.broker.admin("topics.list"))["topics"]
+    links = [
+        (topic, "/?" + urlencode({"by": asked.by, "where": topic}))
+        for topic in topics[:_MOST_TOPICS]
+    ]
+    left_out = len(topics) - len(links)
+    return view.show("timeline/timeline_topics.html", links=links, left_out=left_out)
 
 
 async def _live(view: View) -> str:
     asked = view.query(Query)
-    return view.part("timeline_part.html", asked=asked, **await _part(view, asked))
+    return view.part("timeline/timeline_part.html", asked=asked, **await _part(view, asked))
 
 
 async def _part(view: View, asked: Query) -> dict[str, Any]:

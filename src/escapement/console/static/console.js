@@ -3,6 +3,7 @@
 "use strict";
 
 const YEAR_S = 366 * 24 * 3600;
+const REFUSED_MS = 5000; // the wait before a refused live part is asked for again
 
 function setCookie(name, value) {
   document.cookie = `${name}=${value}; path=/; max-age=${YEAR_S}; samesite=lax`;
@@ -29,23 +30,39 @@ document.querySelector("[data-theme-switch]")?.addEventListener("click", () => {
 });
 
 // ---- Live parts: <section data-live="/live/…"> is replaced when it has changed. While the tab is
-// hidden, or the user works in the part, nothing is loaded.
+// hidden, nothing is loaded. While the user works in the part, it stays as it is.
 function follow(part) {
   const sign = document.querySelector("[data-live-sign]");
   let source = null;
-  function show(event) {
-    sign?.classList.remove("away");
-    if (part.contains(document.activeElement) || part.dataset.busy) return;
-    part.innerHTML = event.data;
+  let newest = null; // the HTML to show when the user has left the part
+  function show() {
+    if (newest === null || part.contains(document.activeElement) || part.dataset.busy) return;
+    part.innerHTML = newest;
+    newest = null;
     window.htmx?.process(part);
     part.dispatchEvent(new CustomEvent("live", { bubbles: true }));
   }
   function open() {
     if (source || document.hidden) return;
     source = new EventSource(part.dataset.live);
-    source.addEventListener("part", show);
-    source.addEventListener("trouble", () => sign?.classList.add("away"));
-    source.addEventListener("error", () => sign?.classList.add("away"));
+    source.addEventListener("part", (event) => {
+      sign?.classList.remove("away");
+      if (sign) sign.textContent = "";
+      newest = event.data;
+      show();
+    });
+    source.addEventListener("trouble", (event) => {
+      sign?.classList.add("away");
+      if (sign) sign.textContent = event.data;
+    });
+    source.addEventListener("error", () => {
+      sign?.classList.add("away");
+      // The browser tries again by itself, but not after a refusal.
+      if (source?.readyState === EventSource.CLOSED) {
+        source = null;
+        setTimeout(open, REFUSED_MS);
+      }
+    });
   }
   function close() {
     source?.close();
@@ -53,6 +70,9 @@ function follow(part) {
   }
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   window.addEventListener("pagehide", close);
+  window.addEventListener("pageshow", open); // also after a step back
+  part.addEventListener("focusout", () => setTimeout(show));
+  window.addEventListener("pointerup", () => setTimeout(show));
   open();
 }
 document.querySelectorAll("[data-live]").forEach(follow);
@@ -67,6 +87,8 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, select, textarea, dialog")) {
     if (event.key === "Escape") event.target.blur();
+    // Enter on a checkbox would press the first button of its form.
+    if (event.key === "Enter" && event.target.type === "checkbox") event.preventDefault();
     return;
   }
   if (going) {

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import log10
 from typing import Final
 
-from escapement.console.text.bars import ABOVE, BELOW, HEIGHT, LEFT, WIDTH
+from escapement.console.text.bars import ABOVE, BELOW, HEIGHT, WIDTH
 
+LEFT: Final = 84  # for the values of the scale, such as 16 min 40 s
 FLOOR: Final = 1
 
 

@@ -30,7 +30,7 @@ def payload_of(kind: Kind, text: str) -> bytes:
     text = text.replace("\r\n", "\n")
     if kind == "json":
         try:
-            json.loads(text)
+            json.loads(text, parse_int=str)  # of any length
         except RecursionError:
             raise InvalidRequest("The payload is not JSON: it is nested too deeply.") from None
         except json.JSONDecodeError as error:
@@ -51,7 +51,7 @@ def fields_of(payload: bytes) -> tuple[Kind, str]:
     if not all(one.isprintable() or one in "\n\t" for one in text):
         return "hex", _hex(payload)
     try:
-        json.loads(text)
+        json.loads(text, parse_int=str)
     except (ValueError, RecursionError):
         return "text", text
     return "json", text

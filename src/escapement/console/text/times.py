@@ -75,8 +75,10 @@ def span(ms: int | None) -> str:
 
 
 def relative(ms: int, now_ms: int) -> str:
-    """Return a time relative to now, as in ``in 3 min`` or ``5 s ago``."""
-    return f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
+    """Return a time relative to now, as in ``in 3 min``, ``now`` or ``5 s ago``."""
+    if ms == now_ms:
+        return "now"
+    return f"in {span(ms - now_ms)}" if ms > now_ms else f"{span(now_ms - ms)} ago"
 
 
 def time_of(text: str, zone: tzinfo) -> int:

@@ -29,7 +29,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from escapement.errors import StorageError
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.sorting import bounds
 from escapement.storage.index.checkpoint import Checkpoint
@@ -48,6 +47,7 @@ from escapement.storage.index.segments.manifest import (
 )
 from escapement.storage.index.segments.segment import TopicSlice
 from escapement.storage.index.segments.segment_set import Segments
+from escapement.storage.index.segments.writer import writing
 from escapement.traits import FIRST_PRIORITY, traits_of
 
 # A checkpoint puts blocks with messages that are due soon into the block cache. Those of one topic
@@ -93,35 +93,36 @@ class DelayedIndex:
         Verifies the manifest and the table of contents of every segment. The rest of a segment is
         verified when it is read. Deletes files that a crash left behind.
 
-        Args:
-
         Raises:
-          StorageError: if the directory cannot be created.
+          StorageError: if the directory cannot be created or read, a file that a crash left cannot
+            be deleted, or a limit of the process prevents opening a file.
           IndexDamaged: if a file is damaged. Then call :meth:`discard`, open the index again and
             fill it from the log.
         """
         limits = limits or IndexLimits()
-        try:
+        with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"Cannot use the index directory {directory}: {error.strerror}"
-            ) from error
         manifest = ManifestFile(directory)
         cache = BlockCache(limits.cache_bytes)
         named = manifest.current.segments if manifest.current else {}
         segments = Segments.open(directory, named, cache)
-        for path in directory.iterdir():
-            if path.name != MANIFEST_NAME and path.name not in named:
-                path.unlink()
+        with writing(directory):
+            for path in directory.iterdir():
+                if path.name != MANIFEST_NAME and path.name not in named:
+                    path.unlink()
         return cls(directory, limits, manifest, segments, cache)
 
     @staticmethod
     def discard(directory: Path) -> None:
-        """Delete all files of the index in ``directory``, the manifest first; blocking."""
-        (directory / MANIFEST_NAME).unlink(missing_ok=True)
-        for path in directory.glob("*"):
-            path.unlink(missing_ok=True)
+        """Delete all files of the index in ``directory``, the manifest first; blocking.
+
+        Raises:
+          StorageError: if a file cannot be deleted.
+        """
+        with writing(directory):
+            (directory / MANIFEST_NAME).unlink(missing_ok=True)
+            for path in directory.glob("*"):
+                path.unlink(missing_ok=True)
 
     @property
     def manifest(self) -> Manifest | None:

@@ -83,6 +83,15 @@ def test_a_span_that_is_cut_is_spread_evenly() -> None:
     assert int(counts.sum()) == 2
 
 
+def test_times_before_the_first_span_count_for_its_beginning() -> None:
+    """B6: a message table may have rows in memory that are due already."""
+    for delays_ms in ([-DAY_MS, -HOUR_MS], [-DAY_MS, 5 * HOUR_MS]):
+        kept = tally_of(Grid(NOW_MS), delays_ms).result(9)
+        assert bool((kept.begins_ms < kept.ends_ms).all())
+        counts, _ = kept.by(Spans.after(NOW_MS, by_ms=HOUR_MS, within_ms=DAY_MS))
+        assert (int(counts[0]), int(counts.sum())) == (2 - (delays_ms[1] > 0), 2)
+
+
 @pytest.mark.parametrize("count", [1, 5])
 def test_two_tallies_add_up(count: int) -> None:
     """B6: everything is the sum of its namespaces."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import struct
 from pathlib import Path
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
-from escapement.errors import IndexDamaged
+from escapement.errors import IndexDamaged, StorageError
 from escapement.storage.index import DelayedIndex
 from escapement.storage.index.segments.block import FOOTER, BlockCache, encode
 from escapement.storage.index.segments.manifest import Manifest
@@ -121,3 +123,39 @@ def test_directory_that_contradicts_itself_is_damage(
     )
     with pytest.raises(IndexDamaged, match="contradicts itself"):
         Segment(path, BlockCache(1 << 20))
+
+
+def test_too_many_open_files_are_no_damage(written: tuple[Path, Content]) -> None:
+    """P5: an index that the process may not open now is kept, and usable by the next start."""
+    directory, expected = written
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The next descriptor is the lowest free one. The limit leaves none, or those of one file.
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(
+            StorageError, match="MANIFEST cannot be read: Too many open"
+        ) as manifest:
+            DelayedIndex.open(directory, SMALL_BLOCKS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+        with pytest.raises(StorageError, match="segment cannot be read: Too many open") as segment:
+            DelayedIndex.open(directory, SMALL_BLOCKS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert type(manifest.value) is type(segment.value) is StorageError
+    assert content(DelayedIndex.open(directory, SMALL_BLOCKS)) == expected
+
+
+def test_file_that_cannot_be_deleted_is_a_storage_error(tmp_path: Path) -> None:
+    """The system refuses to delete a directory as a file."""
+    fill(index := DelayedIndex.open(tmp_path, SMALL_BLOCKS), 0, 30)
+    write_checkpoint(index, {})
+    (tmp_path / "stray").mkdir()
+    with pytest.raises(StorageError, match="stray"):
+        DelayedIndex.open(tmp_path, SMALL_BLOCKS)
+    with pytest.raises(StorageError, match="stray"):
+        DelayedIndex.discard(tmp_path)
+    (tmp_path / "stray").rmdir()
+    DelayedIndex.discard(tmp_path)
+    assert not DelayedIndex.open(tmp_path, SMALL_BLOCKS).topics()

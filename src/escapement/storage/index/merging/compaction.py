@@ -332,10 +332,9 @@ class Compaction:
         with writing(self._output):
             self._manifest.update(change, self._name)
         self.finished = True
-        with suppress(OSError):  # the next start deletes files that no manifest names
-            self._discard_number_files()
+        self._discard_number_files()
         for segment in self.inputs:
-            with suppress(OSError):
+            with suppress(OSError):  # the next start deletes files that no manifest names
                 segment.path.unlink()
 
     def _name(self) -> None:
@@ -352,18 +351,21 @@ class Compaction:
     def discard(self) -> None:
         """Give up the compaction: kill the child process and delete the temporary files.
 
-        Deletes the output too, unless a manifest on disk may name it.
+        Deletes the output too, unless a manifest on disk may name it. The next start deletes files
+        that cannot be deleted now.
         """
         self._given_up = True
         if self._child is not None:
             self._child.kill()
         if not self._named:
-            self._output.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._output.unlink(missing_ok=True)
         self._discard_number_files()
 
     def _discard_number_files(self) -> None:
         for numbers in (self._dead, self._early, self._before, self._outdated, self._staying):
-            numbers.discard()
+            with suppress(OSError):
+                numbers.discard()
 
 
 class _LeftOut:

@@ -35,6 +35,7 @@ from isal.isal_zlib import crc32
 from escapement.errors import IndexDamaged
 from escapement.failpoints import failpoint
 from escapement.storage.directory import sync_directory
+from escapement.storage.index.segments.read_failure import read_failure
 
 # A position in the journal of a lane: the sequence number of an entry, and the random id of the
 # group commit that wrote it.
@@ -166,6 +167,7 @@ class ManifestFile:
 
         Raises:
           IndexDamaged: if the manifest is damaged or cannot be read.
+          StorageError: if a limit of the process prevents opening it.
         """
         self._path = directory / MANIFEST_NAME
         self._lock = Lock()
@@ -175,7 +177,7 @@ class ManifestFile:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise IndexDamaged(f"{self._path}: {error.strerror}") from error
+            raise read_failure(self._path, error) from error
         self.current = Manifest.decode(data, str(self._path))
 
     def update(

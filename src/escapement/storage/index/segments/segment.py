@@ -55,6 +55,7 @@ from escapement.storage.index.segments.block import (
     TraitBlock,
     decode,
 )
+from escapement.storage.index.segments.read_failure import read_failure
 
 _MAGIC: Final = b"escapement index segment"[:12]
 HEADER: Final = _MAGIC + struct.pack("<I", 1)
@@ -97,6 +98,7 @@ class Segment:
 
         Raises:
           IndexDamaged: if the file is missing, torn or altered.
+          StorageError: if a limit of the process prevents opening it.
         """
         self.path = path
         self._cache = cache
@@ -104,7 +106,7 @@ class Segment:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise IndexDamaged(f"{path}: {error.strerror}") from error
+            raise read_failure(path, error) from error
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self.size_bytes = os.fstat(self._descriptor).st_size
         if self._read(0, len(HEADER)) != HEADER:

@@ -159,10 +159,11 @@ class SegmentWriter:
         failpoint("after_fsync")
 
     def discard(self) -> None:
-        """Give up the segment and delete its file."""
+        """Give up the segment and delete its file. If that fails, the next start deletes it."""
         with suppress(OSError):  # closing writes buffered bytes, which fails on a full disk
             self._file.close()
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 @contextmanager

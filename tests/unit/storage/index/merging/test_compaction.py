@@ -213,3 +213,24 @@ def test_dropped_topic_leaves_memory_at_once_and_the_disk_when_merged(tmp_path: 
     compaction.finish({})
     index.install_compaction(compaction)
     assert DelayedIndex.open(tmp_path).topics() == {2}
+
+
+def test_merge_that_cannot_clean_up_is_given_up_and_repeated(tmp_path: Path) -> None:
+    """The system refuses to write, and to delete, a directory as a file."""
+    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
+    for first in (0, 50):
+        fill(index, first, 50)
+        write_checkpoint(index, {0: (first, b"a")})
+    everything = content(index)
+    assert index.manifest is not None
+    names = list(index.manifest.segments)
+    compaction = index.begin_compaction(names)
+    (tmp_path / "00000003.segment").mkdir()
+    with pytest.raises(StorageError, match=r"00000003\.segment cannot be written"):
+        compaction.run_here()
+    index.abandon_compaction(compaction)
+    compaction = index.begin_compaction(names)
+    run_and_finish(compaction)
+    index.install_compaction(compaction)
+    assert index.segment_count == 1
+    assert content(index) == everything

@@ -1,0 +1,1 @@
+"""What pages read from the brokers with more than one request, or compute from answers."""
