@@ -7,8 +7,7 @@ something pass two more checks (``visit/guard.py``).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MultiDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -27,7 +26,7 @@ from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
 from escapement.console.pages import PAGES
 from escapement.console.visit.guard import STATIC, GuardHeaders, check_origin, check_secret
-from escapement.console.visit.live import events, trouble
+from escapement.console.visit.live import EventStream, events, trouble
 from escapement.console.visit.rendering import render
 from escapement.console.visit.sessions import IDLE_S, Session, Sessions
 from escapement.console.visit.user import User
@@ -47,9 +46,12 @@ from escapement.http.statuses import status_of
 
 # The most bytes of a form. It may have a payload.
 MOST_FORM_BYTES: Final = 8 << 20
+# The most bytes of the form to sign in, which everybody may send.
+MOST_LOGIN_BYTES: Final = 16 << 10
 # The most requests at once, and the most pages that follow the brokers.
 MOST_REQUESTS: Final = 64
 MOST_LIVE: Final = 200
+MOST_LIVE_OF_SESSION: Final = 40
 # How long the rights of a user may be out of date. The brokers check each request anyway.
 USER_S: Final = 30.0
 COOKIE: Final = "escapement_console"
@@ -149,17 +151,20 @@ class ConsoleApp:
                 _, session = await self._session(request)
                 if len(self._live) >= MOST_LIVE or self._stopping:
                     raise Busy(f"{MOST_LIVE} pages follow the brokers. Close some of them.")
+                if len(session.live) >= MOST_LIVE_OF_SESSION:
+                    raise Busy(
+                        f"{MOST_LIVE_OF_SESSION} of your pages follow the brokers. Close some of "
+                        "them."
+                    )
             except EscapementError as error:
                 # With another status, the browser would not try again.
                 return Response(trouble(error), media_type="text/event-stream")
-            return StreamingResponse(
-                self._follow(page, request, session), media_type="text/event-stream"
-            )
+            return self._follow(page, request, session)
 
         return handle
 
-    async def _follow(self, page: Page, request: Request, session: Session) -> AsyncIterator[bytes]:
-        """Yield the events of a page until its browser is gone."""
+    def _follow(self, page: Page, request: Request, session: Session) -> EventStream:
+        """Return the events of a page."""
         assert page.live is not None
         live = page.live
 
@@ -170,14 +175,7 @@ class ConsoleApp:
                 await self._refresh(session, client.broker)
                 return await live(self._view(request, session, client.broker, MultiDict()))
 
-        with trio.CancelScope() as scope:
-            self._live.add(scope)
-            try:
-                async with aclosing(events(part)) as found:
-                    async for event in found:
-                        yield event
-            finally:
-                self._live.discard(scope)
+        return EventStream(events(part), self._live, session.live)
 
     def _view(self, request: Request, session: Session, broker: Broker, form: MultiDict) -> View:
         return View(request, session, broker, form, self._now_ms(), self._config)
@@ -221,7 +219,7 @@ class ConsoleApp:
             return self._login_page(request, "")
         try:
             check_origin(request)
-            fields = dict(await _fields(request))
+            fields = dict(await _fields(request, MOST_LOGIN_BYTES))
             token = fields.get("token", "").strip()
             if not token:
                 raise Unauthenticated("Enter a token.")
@@ -317,8 +315,8 @@ async def _form(request: Request, session: Session) -> MultiDict:
     return form
 
 
-async def _fields(request: Request) -> MultiDict:
-    body = await read_body(request, MOST_FORM_BYTES)
+async def _fields(request: Request, most_bytes: int = MOST_FORM_BYTES) -> MultiDict:
+    body = await read_body(request, most_bytes)
     try:
         return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20_000))
     except ValueError as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import httpx
 import trio.testing
 
 from escapement import testing
 from escapement.access.token import Token
+from escapement.console.app import MOST_LIVE_OF_SESSION, MOST_LOGIN_BYTES
+from support.console.tab import serving
 from support.console.visitor import text_of, visiting
 from support.roles import begin
 
@@ -110,3 +113,35 @@ async def test_malformed_addresses_are_refused_and_no_bug(
             assert (await visitor.send(path, fields)).status_code == 400
         assert (await visitor.get(f"/audit?before={too_large},1")).status_code == 400
         assert (await visitor.get("/schedules", part=True)).status_code == 200
+
+
+async def test_form_to_sign_in_has_a_bound(mock_clock: trio.testing.MockClock) -> None:
+    """B14: everybody may send it, so it must not fill the memory of the console."""
+    async with testing.start() as world:
+        await begin(world)
+        async with serving(world) as url, httpx.AsyncClient() as http:
+            body = b"token=" + b"x" * MOST_LOGIN_BYTES
+            answer = await http.post(f"{url}/login", content=body, headers={"origin": url})
+            assert (answer.status_code, "more than" in text_of(answer)) == (400, True)
+
+
+async def test_user_cannot_take_all_live_pages(mock_clock: trio.testing.MockClock) -> None:
+    """B14: of those that follow the brokers at once, each session has a share."""
+    async with testing.start() as world:
+        root = await begin(world)
+        async with visiting(world, root.text) as visitor, trio.open_nursery() as nursery:
+            for _ in range(MOST_LIVE_OF_SESSION):
+                nursery.start_soon(visitor.get, "/live/jobs")
+            await world.clock.advance(seconds=3)
+            refused = await visitor.get("/live/jobs")
+            assert "of your pages follow the brokers" in refused.text
+            async with visiting(world, root.text) as other:
+                answers = []
+
+                async def follow() -> None:
+                    answers.append(await other.get("/live/jobs"))
+
+                nursery.start_soon(follow)
+                await world.clock.advance(seconds=3)
+                assert not answers
+                nursery.cancel_scope.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
@@ -88,10 +89,12 @@ async def _topics(view: View, asked: Query) -> Response:
 
 async def _live(view: View) -> str:
     asked = view.query(Query)
-    return view.part("timeline/timeline_part.html", asked=asked, **await _part(view, asked))
+    values = await _part(view, asked, wait_s=inf)  # until the browser is told that none answers
+    return view.part("timeline/timeline_part.html", asked=asked, **values)
 
 
-async def _part(view: View, asked: Query) -> dict[str, Any]:
+async def _part(view: View, asked: Query, wait_s: float = _FIRST_WAIT_S) -> dict[str, Any]:
+    """Return what the page shows. It waits for a count of the broker for some time."""
     length = LENGTHS[asked.by]
     midnight_ms = unix_ms(_midnight(moment(view.now_ms).astimezone(view.zone)))
     spans = {
@@ -102,7 +105,7 @@ async def _part(view: View, asked: Query) -> dict[str, Any]:
         rows = await view.broker.admin("subscriptions.list", topic=asked.where)
         overdue, at_ms, exact = sum(row["due"] for row in rows), view.now_ms, True
     else:
-        found = await _count(view, asked.where, spans)
+        found = await _count(view, asked.where, spans, wait_s)
         if found is None:
             return {"chart": None}
         overdue, at_ms, exact = found["overdue"], found["at_ms"], found["exact"]
@@ -129,9 +132,11 @@ async def _part(view: View, asked: Query) -> dict[str, Any]:
     }
 
 
-async def _count(view: View, namespace: str, spans: dict[str, int]) -> dict[str, Any] | None:
+async def _count(
+    view: View, namespace: str, spans: dict[str, int], wait_s: float
+) -> dict[str, Any] | None:
     """Return the count of a namespace; None while the broker makes one."""
-    with trio.move_on_after(_FIRST_WAIT_S), suppress(Busy):
+    with trio.move_on_after(wait_s), suppress(Busy):
         found: dict[str, Any] = await view.broker.admin(
             "namespaces.forecast", namespace=namespace or None, **spans
         )

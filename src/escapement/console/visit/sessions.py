@@ -33,6 +33,7 @@ class Session:
       user_s: when the rights of the user were read.
       notices: texts for the next page, such as what an action has done.
       rates: the counters that pages have shown, to tell how fast they grow.
+      live: the cancel scopes of the pages that follow the brokers.
       is_over: whether it has ended. Pages that follow the brokers then stop.
       csrf: the secret. Only pages of the console know it, so other sites cannot send forms.
     """
@@ -45,6 +46,7 @@ class Session:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(_SECRET_BYTES))
     notices: list[str] = field(default_factory=list)
     rates: Rates = field(default_factory=Rates)
+    live: set[trio.CancelScope] = field(default_factory=set)
     is_over: bool = False
 
 
