@@ -1,13 +1,15 @@
 """Compare the working tree with another commit, in pairs of runs on one machine.
 
-    python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--quick] [--scrape] [--only WORD ...]
+    python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--quick] [--scrape] [--console]
+        [--only WORD ...]
 
 The measurements are those of docs/benchmarks.md. Each pair runs `escapement bench` once with the
 source of COMMIT and once with the working tree, and the order changes from pair to pair. Prints the
 median figure of each side, and the median, lowest and highest ratio of the pairs, for the figure
 and for the processor time of the broker, which hardly depends on other load. A ratio above 1
 means that the working tree is better. With --scrape, the broker of the working tree has an HTTP
-side port, and its metrics are read each second.
+side port, and its metrics are read each second. With --console, it has the console in its process,
+and a visitor has the timeline open.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import statistics
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +64,12 @@ def figure_of(found: dict[str, Any]) -> Figure:
 
 
 @contextlib.contextmanager
+def unwatched() -> Iterator[dict[str, str]]:
+    """Watch nothing."""
+    yield {}
+
+
+@contextlib.contextmanager
 def scraped() -> Iterator[dict[str, str]]:
     """Scrape a broker that starts with the yielded environment, each second. Print how often."""
     port, ended, answers = free_port(), threading.Event(), 0
@@ -82,14 +91,48 @@ def scraped() -> Iterator[dict[str, str]]:
         print(f"  {answers} scrapes", file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def watched() -> Iterator[dict[str, str]]:
+    """Follow the timeline of a broker that starts with the yielded environment.
+
+    Print how many parts of the page arrived.
+    """
+    port, ended, parts = free_port(), threading.Event(), 0
+
+    def follow() -> None:
+        nonlocal parts
+        while not ended.wait(0.2):
+            with contextlib.suppress(OSError):
+                events = urllib.request.urlopen(f"http://127.0.0.1:{port}/live/", timeout=10)
+                for line in events:
+                    parts += line.startswith(b"event: part")
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield {"ESCAPEMENT_CONSOLE": f"127.0.0.1:{port}"}
+    finally:
+        ended.set()
+        thread.join()
+        print(f"  {parts} parts of the timeline", file=sys.stderr, flush=True)
+
+
 def measure(
-    one: Measurement, source: Path, size: int, server: MysqlServer | None, *, scrape: bool
+    one: Measurement,
+    source: Path,
+    size: int,
+    server: MysqlServer | None,
+    watch: Callable[[], AbstractContextManager[dict[str, str]]],
 ) -> Figure:
-    """Run `escapement bench` once with the package in ``source``, on an empty database."""
+    """Run `escapement bench` once with the package in ``source``, on an empty database.
+
+    Args:
+      watch: watches the broker that starts with the environment that its context yields.
+    """
     database = "escapement_pairs"
     log = None if server is None else server.url(database)
     try:
-        with scraped() if scrape else contextlib.nullcontext({}) as environment:
+        with watch() as environment:
             found = one.run(log, 1, size, {"PYTHONPATH": str(source), **environment})
     finally:
         if server is not None:
@@ -109,11 +152,12 @@ def compare(
     sources = {"before": before, "now": ROOT / "src"}
     figures: dict[str, list[Figure]] = {"before": [], "now": []}
     size = one.size // 10 if options.quick else one.size
+    watch = scraped if options.scrape else watched if options.console else unwatched
     for pair in range(options.pairs):
         order = ["before", "now"] if pair % 2 == 0 else ["now", "before"]
         for name in order:
-            scrape = options.scrape and name == "now"
-            figures[name].append(measure(one, sources[name], size, server, scrape=scrape))
+            how = watch if name == "now" else unwatched
+            figures[name].append(measure(one, sources[name], size, server, how))
         print(f"  {one.name}: pair {pair + 1} of {options.pairs}", file=sys.stderr, flush=True)
     ratios = [
         now.value / then.value if now.higher_is_better else then.value / now.value
@@ -153,7 +197,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--sqlite", action="store_true", help="use SQLite instead of MariaDB")
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages")
-    parser.add_argument("--scrape", action="store_true", help="read the metrics each second")
+    watching = parser.add_mutually_exclusive_group()
+    watching.add_argument("--scrape", action="store_true", help="read the metrics each second")
+    watching.add_argument("--console", action="store_true", help="have the timeline open")
     parser.add_argument(
         "--only",
         nargs="*",

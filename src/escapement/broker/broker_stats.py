@@ -11,8 +11,8 @@ class BrokerStats(TypedDict):
     ``commits``, ``published`` and ``delivered`` count since ``started_at_ms``. The quantiles of the
     durations of group commits are None before the first one. ``log_bytes`` is the size of the rows
     that the broker has written to its log tables. ``log_rows`` and ``log_disk_bytes`` are about the
-    log tables of all bundles. They are up to a minute old, and None if the broker does not own
-    bundle 0, or could not read them yet.
+    log tables of all bundles. The broker reads them when asked, once a minute at most. They are
+    None if it does not own bundle 0, or could not read them yet.
     """
 
     name: str

@@ -44,9 +44,9 @@ class Findings:
         """Return the bad findings, which are a minute old at most."""
         async with self._checking:
             if self._last is None or self._clock.lease_ms() >= self._due_ms:
-                at_ms = self._clock.now_ms()
+                at_ms, due_ms = self._clock.now_ms(), self._clock.lease_ms() + _GOOD_FOR_MS
                 self._last = Checked(at_ms, await self._run(self._bad_findings))
-                self._due_ms = self._clock.lease_ms() + _GOOD_FOR_MS
+                self._due_ms = due_ms
             return self._last
 
     def _bad_findings(self) -> list[Finding]:

@@ -55,7 +55,7 @@ def protocol_streams(source: int, target: int) -> AbstractAsyncContextManager[tu
     return stdio_server(cast("anyio.AsyncFile[str]", text), cast("anyio.AsyncFile[str]", output))
 
 
-def refusal_of(line: str) -> str | None:
+def refusal_of(line: bytes) -> str | None:
     """Return an error as the answer to a line, None if the line is a message of the protocol.
 
     The SDK drops such lines, so the agent would wait without end. A model may write half of a
@@ -68,7 +68,7 @@ def refusal_of(line: str) -> str | None:
     else:
         return None
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         found = None
     id = found.get("id") if isinstance(found, dict) else None
@@ -127,12 +127,12 @@ class InputLines:
             for line in lines:
                 buffer += line
                 await self._output.wait_until_written()
-                text = buffer.decode(errors="replace")
+                whole = bytes(buffer)
                 buffer.clear()
-                if not text.strip():
+                if not whole.strip():
                     continue
-                if (refusal := refusal_of(text)) is None:
-                    yield text
+                if (refusal := refusal_of(whole)) is None:
+                    yield whole.decode()
                 else:
                     await self._output.write(refusal)
             buffer += rest

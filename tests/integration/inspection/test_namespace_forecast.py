@@ -14,6 +14,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.side_port.shown import Shown
 from escapement.broker.upkeep import census
 from escapement.storage.engine.base import Engine
 from support.faults.held_calls import Held
@@ -181,3 +182,17 @@ async def test_forecasts_of_all_bundles_are_added(
         forecast = await client.forecast_namespace("a/b", within="5h")
         assert (sum(forecast.counts), forecast.scheduled, forecast.due) == (3, 3, 3)
         assert (await client.forecast_namespace()).counts[:5] == forecast.counts[:5]
+
+
+async def test_scrape_asks_all_brokers_of_a_node_for_a_census(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """B8: those that come later too, although the first ones take all the time of the scrape."""
+    async with cluster(engine, tmp_path, addresses=("a:7650",)) as found:
+        shown = Shown()
+        for node in found.nodes.values():
+            for broker in node.brokers.values():
+                shown.show(broker)
+        await shown.freshen_census(0)
+        await found.clock.settle()
+        assert [broker.services.census.last is None for broker in shown.brokers] == [False] * 2

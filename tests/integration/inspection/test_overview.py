@@ -48,6 +48,7 @@ async def test_overview_shows_all_subscriptions_in_pages_by_name(
 ) -> None:
     """B6: of a namespace, or with a text in their names. No topic becomes active."""
     monkeypatch.setattr(overview, "_STEP_NAMES", 3)
+    monkeypatch.setattr(overview, "_STEP_SUBSCRIPTIONS", 4)
     monkeypatch.setattr(overview, "_STEP_ROWS", 2)
     rng = random.Random(seed)
     async with testing.start(config=CONFIG) as world, world.connect() as broker:

@@ -147,6 +147,7 @@ def test_line_that_is_no_request_is_answered_and_an_endless_one_ends_the_process
     assert "result" in server.ask(HELLO)
     for arguments, id in (
         (b'{"namespace":"\\ud83d"}', 7),  # half of a surrogate pair
+        (b'{"namespace":"\xff"}', 7),  # not UTF-8
         (b"[" * 5000 + b"]" * 5000, None),
         (b"\xff not JSON", None),
     ):

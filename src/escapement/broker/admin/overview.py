@@ -22,8 +22,10 @@ from escapement.errors import InvalidRequest
 
 _USUAL_ROWS: Final = 100
 _MOST_ROWS: Final = 1_000
-# Names that are looked at, and rows that are made, in one step of the event loop.
+# Names of topics that are looked at, subscriptions of these, and rows that are made, in one step of
+# the event loop. A topic with more subscriptions is looked at in one step.
 _STEP_NAMES: Final = 1_000
+_STEP_SUBSCRIPTIONS: Final = 5_000
 _STEP_ROWS: Final = 50
 
 # A topic and a subscription.
@@ -98,14 +100,26 @@ async def _overview(broker: Broker, given: Arguments) -> SubscriptionPage:
 async def _next_places(registry: Registry, wanted: _Wanted, most: int) -> list[Place]:
     """Return the first ``most`` subscriptions by name."""
     found: list[Place] = []
-    names = list(registry.topics)
-    for at in range(0, len(names), _STEP_NAMES):
+    for names in _steps(registry):
         await trio.lowlevel.checkpoint()
         until = found[-1] if len(found) == most else None
-        more = list(wanted.among(registry, names[at : at + _STEP_NAMES], until))
+        more = list(wanted.among(registry, names, until))
         if more:
             found = sorted(found + more)[:most]
     return found
+
+
+def _steps(registry: Registry) -> Iterator[list[str]]:
+    """Yield the names of all topics that exist now, in parts for one step."""
+    names: list[str] = []
+    subscriptions = 0
+    for name, record in list(registry.topics.items()):
+        names.append(name)
+        subscriptions += len(registry.subscriptions_of(record.id))
+        if len(names) == _STEP_NAMES or subscriptions >= _STEP_SUBSCRIPTIONS:
+            yield names
+            names, subscriptions = [], 0
+    yield names
 
 
 def _rows(broker: Broker, places: Iterable[Place]) -> Iterator[SubscriptionRow]:

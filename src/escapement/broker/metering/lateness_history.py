@@ -38,9 +38,6 @@ MOST_CELLS: Final = 2_000_000
 # A key is an id and below it a bucket of this many bits.
 _BITS: Final = BUCKETS.bit_length() - 1
 _BUCKET: Final = BUCKETS - 1
-# If the ids of some subscriptions are among more than this many times as many numbers, the
-# subscription of each cell is searched for.
-_SPARSE: Final = 4
 # Bounds on the noted messages and batches, which then become cells together.
 _NOTED_MESSAGES: Final = 8_192
 _NOTED_BATCHES: Final = 256
@@ -118,12 +115,14 @@ class LatenessHistory:
         self._count()
         numbers: list[int] = []
         parts: list[tuple[Int64s, Int64s]] = []
+        ids = np.array([subscription_id], np.int64)
         for number in sorted(self._minutes):
             if first <= number <= last:
-                keys, counts = self._minutes[number].between(subscription_id, subscription_id)
+                keys, counts = self._minutes[number].of(ids)
                 if len(keys):
+                    keys += len(parts) << _BITS
                     numbers.append(number)
-                    parts.append((keys + (len(parts) - subscription_id << _BITS), counts))
+                    parts.append((keys, counts))
         return np.array(numbers, np.int64), _summed(*_joined(parts), len(parts))
 
     def over(self, subscription_ids: Int64s, first: int, last: int) -> Lateness:
@@ -132,29 +131,18 @@ class LatenessHistory:
         Takes memory for each of them. So ask for at most some thousand at a time.
 
         Args:
-          subscription_ids: ascending, at least one.
+          subscription_ids: in any order.
           first, last: as for ``minutes``.
         """
         self._count()
-        ids = subscription_ids
         keys, counts = _joined(
             [
-                minute.between(int(ids[0]), int(ids[-1]))
+                minute.of(subscription_ids)
                 for number, minute in self._minutes.items()
                 if first <= number <= last
             ]
         )
-        first_id = int(ids[0])
-        span = int(ids[-1]) - first_id + 1
-        if span <= _SPARSE * len(ids):  # faster than a search for each cell
-            keys -= first_id << _BITS
-            every = _summed(keys, counts, span)
-            return Lateness(*(column[ids - first_id] for column in every))
-        found = keys >> _BITS
-        rows = ids.searchsorted(found)
-        known = ids[rows] == found
-        keys = (rows << _BITS) + (keys & _BUCKET)
-        return _summed(keys[known], counts[known], len(ids))
+        return _summed(keys, counts, len(subscription_ids))
 
     # -- counting ----------------------------------------------------------------
 
@@ -218,11 +206,18 @@ class _Minute:
         if self.cells - len(self._keys) >= max(len(self._keys), _SORTED_CELLS):
             self.sort()
 
-    def between(self, first_id: int, last_id: int) -> tuple[Int64s, Int64s]:
-        """Return the keys and counts of the subscriptions from one id to another, ascending."""
+    def of(self, ids: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the keys and counts of some subscriptions, with their rows in ``ids`` as ids.
+
+        Complexity: O(ids * log(cells) + cells of these subscriptions).
+        """
         self.sort()
-        low, high = self._keys.searchsorted((first_id << _BITS, last_id + 1 << _BITS))
-        return self._keys[low:high], self._counts[low:high]
+        begins = self._keys.searchsorted(ids << _BITS)
+        heights = self._keys.searchsorted(ids + 1 << _BITS) - begins
+        before = heights.cumsum() - heights
+        at = np.repeat(begins - before, heights) + np.arange(heights.sum())
+        rows = np.repeat(np.arange(len(ids)), heights)
+        return (rows << _BITS) + (self._keys[at] & _BUCKET), self._counts[at]
 
     def sort(self) -> None:
         """Add the parts to the sorted cells."""

@@ -11,7 +11,7 @@ The registry finds objects by name. It changes them first in the database and th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -219,7 +219,7 @@ class Registry:
         """Return the full name of the existing topic with this id."""
         return self._names[topic_id]
 
-    def subscriptions_of(self, topic_id: int) -> Iterable[SubscriptionRecord]:
+    def subscriptions_of(self, topic_id: int) -> Collection[SubscriptionRecord]:
         """Return the records of all subscriptions of a topic."""
         return self._subscriptions.get(topic_id, {}).values()
 

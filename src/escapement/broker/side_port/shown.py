@@ -134,6 +134,6 @@ class Shown:
 
     async def freshen_census(self, within_s: float) -> None:
         """Wait up to ``within_s`` for new censuses, unless it is too early for them."""
-        with trio.move_on_after(within_s):
+        async with trio.open_nursery() as nursery:
             for broker in self.brokers:
-                await broker.services.census.fresh(within_s)
+                nursery.start_soon(broker.services.census.fresh, within_s)

@@ -5,7 +5,8 @@ the event loop for a few milliseconds at most:
 
 - The messages of an active topic are counted key by key.
 - The scheduled messages of a passive topic are counted key by key too. Its due messages are
-  estimated from the index, because it has no runtime. Their number is an upper bound.
+  estimated from the index, because it has no runtime. Their number is an upper bound, unless a
+  message was cancelled after its delivery.
 
 The census has the numbers of each namespace, and how many of its scheduled messages fall due in
 each span of time (``span_counts.py``). The numbers of a namespace say whether they are exact.
@@ -47,7 +48,7 @@ _log = EventLog(__name__)
 
 # After a census, the next one waits for this many times its duration.
 _REST_SHARE: Final = 30
-# How long after this rest a census still counts, if nobody asked for another one.
+# How long after this rest a census is still good, if no request asked for another one.
 _GOOD_FOR_S: Final = 300.0
 # Topics that are visited in one step of the event loop, and keys that are read in one step. A topic
 # with more keys takes several steps.
@@ -129,7 +130,7 @@ class CensusTaker:
 
     @property
     def is_old(self) -> bool:
-        """Whether the last census is old, because nobody has asked for one for a while."""
+        """Whether the last census is old, because no request asked for one for a while."""
         return trio.current_time() > self._rests_until_s + _GOOD_FOR_S
 
     async def fresh(self, within_s: float) -> Census | None:

@@ -39,18 +39,21 @@ def counted(count: int, what: str) -> str:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
-    """Print a table with one line for each row, or the text ``empty`` if ``rows`` is empty."""
+    """Print a table with one line for each row, or the text ``empty`` if ``rows`` is empty.
+
+    A broker of an earlier version may not send a column. Its cells are then ``-``.
+    """
     to = console()
     if not rows:
         to.print(Text(empty))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        values = [row[name] for row in rows if row[name] is not None]
+        values = [value for row in rows if (value := row.get(name)) is not None]
         number = bool(values) and type(values[0]) in (int, float)
         table.add_column(_title(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(name, row[name]) for name in columns))
+        table.add_row(*(_cell(name, row.get(name)) for name in columns))
     to.print(table)
 
 
