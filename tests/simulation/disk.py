@@ -67,6 +67,8 @@ class Kind(enum.Enum):
         return self not in (Kind.OPEN, Kind.READ, Kind.LIST)
 
 
+# The kinds of calls that change what a power failure leaves.
+CHANGES: Final = [kind for kind in Kind if kind.changes]
 # All errors of calls.
 CODES: Final = sorted({code for kind in Kind for code in kind.codes})
 
@@ -106,6 +108,7 @@ class Disk:
         self.is_holding = False  # whether the call that ``hold`` named is in progress
         self._left = 0
         self._fails_then = False
+        self._held: Collection[Kind] = ()
         self._works = False  # whether the disk itself accesses the files
 
     # -- calls of the process --------------------------------------------------------
@@ -140,7 +143,7 @@ class Disk:
         raise OSError(code, f"{os.strerror(code)}, {REFUSED}")
 
     def _wait(self, kind: Kind) -> None:
-        if kind.changes and not self._fails_then:
+        if kind in self._held and not self._fails_then:
             self._left -= 1
             if not self._left:
                 self.is_holding = True
@@ -150,13 +153,13 @@ class Disk:
         if self._rng.random() < (_SLOW_CHANGES if kind.changes else _SLOW_READS):
             park(self._rng.uniform(0, self.faults.longest_s))
 
-    def hold(self, number: int) -> None:
-        """Let a change take long, so that the process can die in it.
+    def hold(self, number: int, kinds: Collection[Kind]) -> None:
+        """Let a call of some kinds take long, so that the process can die in it.
 
         Args:
-          number: which one of the changes from now on.
+          number: which one of these calls from now on.
         """
-        self._left, self._fails_then = number, False
+        self._left, self._fails_then, self._held = number, False, kinds
         self.is_holding = False
 
     def break_at(self, number: int) -> None:

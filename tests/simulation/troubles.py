@@ -7,6 +7,8 @@ from typing import Final
 
 import trio
 
+from escapement.broker.broker import Broker
+from escapement.errors import EscapementError
 from simulation import disk
 from simulation.calls import SLOW_SHARE
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS
@@ -19,10 +21,13 @@ from simulation.world import World
 _MEAN_S: Final = 12 * HOUR_S
 _LEASE_S: Final = LEASE_MS / 1000
 # A checkpoint creates, writes and syncs a segment and the manifest, renames the manifest, and syncs
-# the directory after each.
+# the directory after each: four syncs.
 _CHANGES: Final = 9
+_SYNCS: Final = 4
+# The share of checkpoints in which a process is to die at a sync, not at any change.
+_SYNC_SHARE: Final = 0.7
 # The share of requested checkpoints that find a disk that fails at one of their changes.
-_BROKEN_SHARE: Final = 0.4
+_BROKEN_SHARE: Final = 0.3
 # The share of phases in which only calls of one kind fail.
 _ONE_KIND_SHARE: Final = 0.7
 # The most checkpoints that are requested while a disk fails.
@@ -52,7 +57,7 @@ class Troubles:
             self._bad_network: 4,
             self._failing_disk: 5,
             self._set_clock: 3,
-            self._checkpoint: 8,
+            self._checkpoint: 18,
         }
 
     async def run(self) -> None:
@@ -191,16 +196,20 @@ class Troubles:
     async def _checkpoint(self) -> None:
         """Request a checkpoint; let the disk fail in it, or often end the process in it."""
         host = self._host()
-        if host is None or not host.brokers:
+        if host is None or host.tasks is None or not host.brokers:
             return
         breaks = self._rng.random() < _BROKEN_SHARE
         if breaks:
             host.disk.faults = disk.Faults(code=self._rng.choice(disk.CODES))
             host.disk.break_at(self._rng.randint(1, _CHANGES))
+            self._want_checkpoint(host)
         else:
-            host.disk.hold(self._rng.randint(1, _CHANGES))
+            if self._rng.random() < _SYNC_SHARE:
+                host.disk.hold(self._rng.randint(1, _SYNCS), [Kind.SYNC])
+            else:
+                host.disk.hold(self._rng.randint(1, _CHANGES), disk.CHANGES)
+            host.tasks.start_soon(_write_checkpoint, host, self._rng.choice(host.brokers))
         host.calls.slow_share = 1.0
-        self._want_checkpoint(host)
         for _ in range(_LOOKS):
             await trio.sleep(0.05)
             if host.disk.is_holding or not host.is_up:
@@ -211,3 +220,12 @@ class Troubles:
         elif host.is_up and self._rng.random() < 0.8:
             await host.kill(power_failure=self._rng.random() < 0.8, noticed=True)
             await self._restart_later(host)
+
+
+async def _write_checkpoint(host: Host, broker: Broker) -> None:
+    """Write a checkpoint now, also if the broker has nothing to write."""
+    try:
+        await broker.checkpoint()
+    except EscapementError as error:
+        if not host.calls.dead and not error.retryable:
+            raise

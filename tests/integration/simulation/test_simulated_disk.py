@@ -16,7 +16,7 @@ import trio.testing
 
 from escapement.errors import StorageUnavailable
 from simulation.calls import Calls, Locks, Threads
-from simulation.disk import CODES, Disk, Faults, Kind
+from simulation.disk import CHANGES, CODES, Disk, Faults, Kind
 from simulation.files import simulated
 
 CONTENT = bytes(range(100))
@@ -110,7 +110,7 @@ async def test_process_that_dies_in_a_write_leaves_a_part(
         path.unlink(missing_ok=True)
         calls = Calls(threads, random.Random(0), locks)
         calls.slow_share = 1.0
-        disk.hold(3)  # it is created, written, and written to the end
+        disk.hold(3, CHANGES)  # it is created, written, and written to the end
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write, calls, path)
             await trio.sleep(3)  # less than a change takes in which a process is to die
