@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
+from math import inf
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote
@@ -33,6 +34,7 @@ from escapement.console.visit.user import User
 from escapement.console.visit.view import THEME_COOKIE, THEMES, Page, View
 from escapement.errors import (
     Busy,
+    Disconnected,
     EscapementError,
     InvalidRequest,
     OtherDatabase,
@@ -52,6 +54,9 @@ MOST_LOGIN_BYTES: Final = 16 << 10
 MOST_REQUESTS: Final = 64
 MOST_LIVE: Final = 200
 MOST_LIVE_OF_SESSION: Final = 40
+# How long a page waits for the brokers. An action waits as long as a client does, because it may
+# take effect.
+LONGEST_PAGE_S: Final = 10.0
 # How long the rights of a user may be out of date. The brokers check each request anyway.
 USER_S: Final = 30.0
 COOKIE: Final = "escapement_console"
@@ -115,9 +120,11 @@ class ConsoleApp:
                     raise Busy(f"The console works on {MOST_REQUESTS} requests. Try again.")
                 self._requests += 1
                 try:
-                    return await self._answer(page, request)
+                    with trio.move_on_after(LONGEST_PAGE_S if page.method == "GET" else inf):
+                        return await self._answer(page, request)
                 finally:
                     self._requests -= 1
+                raise Disconnected(f"The brokers have not answered for {LONGEST_PAGE_S:g} s.")
             except EscapementError as error:
                 return self._refused(request, error)
 

@@ -34,6 +34,7 @@ async def test_message_is_due_after_a_delay_or_at_a_time_of_the_browser(
 
         answer = await visitor.send("/produce", {"topic": "shop/eu/a", "payload": "x", **at})
         assert 'href="/messages/shop/eu/a@0"' in answer.text
+        assert "Its topic has no subscription." in text_of(answer)
         await visitor.send("/produce", {"topic": "shop/eu/a", "when": "delay", "delay": "3m"})
         async with world.connect() as broker:
             assert (await broker.show("shop/eu/a@0")).due_at == datetime(2027, 3, 29, 7, tzinfo=UTC)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import httpx
+import trio
 import trio.testing
 
 from escapement import testing
 from escapement.access.token import Token
-from escapement.console.app import MOST_LIVE_OF_SESSION, MOST_LOGIN_BYTES
+from escapement.console.app import LONGEST_PAGE_S, MOST_LIVE_OF_SESSION, MOST_LOGIN_BYTES
 from support.console.tab import serving
 from support.console.visitor import text_of, visiting
 from support.roles import begin
@@ -165,3 +166,28 @@ async def test_user_cannot_take_all_live_pages(mock_clock: trio.testing.MockCloc
                 await world.clock.advance(seconds=3)
                 assert not answers
                 nursery.cancel_scope.cancel()
+
+
+async def test_page_does_not_wait_long_for_brokers_that_are_down(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: it says so within ten seconds, and works again when a broker is back."""
+    async with testing.start() as world, visiting(world) as visitor:
+        assert "No subscription matches" in await visitor.text("/subscriptions")
+        await world.crash()
+        answers = []
+
+        async def load() -> None:
+            answers.append(await visitor.get("/subscriptions"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not answers
+            mock_clock.jump(LONGEST_PAGE_S)
+        assert answers[0].status_code == 504
+        assert "The brokers have not answered for 10 s." in text_of(answers[0])
+        await world.restart()
+        mock_clock.jump(60)  # the wait before the client connects again
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await visitor.get("/subscriptions")).status_code == 200

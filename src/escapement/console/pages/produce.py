@@ -130,6 +130,8 @@ async def _send(view: View) -> Response:
     except EscapementError as error:
         return _page(view, form, source, error, payload)
     notice = _outcome(receipt)
+    if receipt.id and not await _has_subscriptions(view, receipt.id.topic):
+        notice += " Its topic has no subscription. One must be created before the message is due."
     if form.purge and source is not None and source.dead_letter is not None:
         notice += await _purge(view, source.dead_letter)
     return view.go(f"/produce?sent={receipt.id}" if receipt.id else "/produce", notice)
@@ -140,6 +142,13 @@ async def _publish(view: View, form: Form, payload: bytes) -> Receipt:
     producer = await view.acting().producer(topic, send_timeout=(_SEND_TIMEOUT_S, "s"))
     async with producer:
         return await producer.send(payload, **arguments)
+
+
+async def _has_subscriptions(view: View, topic: str) -> bool:
+    """Return whether a topic has subscriptions; True if the user may not look."""
+    if not view.user.may("peek", topic):
+        return True
+    return bool(await view.broker.admin("subscriptions.list", topic=topic))
 
 
 def _outcome(receipt: Receipt) -> str:

@@ -3,7 +3,6 @@
 "use strict";
 
 const YEAR_S = 366 * 24 * 3600;
-const REFUSED_MS = 5000; // the wait before a refused live part is asked for again
 
 function setCookie(name, value) {
   document.cookie = `${name}=${value}; path=/; max-age=${YEAR_S}; samesite=lax`;
@@ -55,14 +54,7 @@ function follow(part) {
       sign?.classList.add("away");
       if (sign) sign.textContent = event.data;
     });
-    source.addEventListener("error", () => {
-      sign?.classList.add("away");
-      // The browser tries again by itself, but not after a refusal.
-      if (source?.readyState === EventSource.CLOSED) {
-        source = null;
-        setTimeout(open, REFUSED_MS);
-      }
-    });
+    source.addEventListener("error", () => sign?.classList.add("away"));
   }
   function close() {
     source?.close();
@@ -76,6 +68,17 @@ function follow(part) {
   open();
 }
 document.querySelectorAll("[data-live]").forEach(follow);
+
+// ---- A form that changes something is sent once, also by a double click.
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.method !== "post") return;
+  if (form.dataset.sent) event.preventDefault();
+  form.dataset.sent = "1";
+});
+window.addEventListener("pageshow", () => {
+  document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent);
+});
 
 // ---- Keys.
 const PLACES = {
