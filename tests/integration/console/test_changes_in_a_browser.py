@@ -97,3 +97,20 @@ async def test_new_message_has_the_time_that_the_page_showed_before(
         pending = await broker.admin("topics.peek", topic="mails", count=1)
         (row,) = pending["messages"]
         assert (row["payload"], row["due_in_ms"]) == ('{"a": "ü"}'.encode(), 91_800_000)
+
+
+async def test_form_is_sent_once(mock_clock: trio.testing.MockClock, chromium: Chromium) -> None:
+    """B14: a double click does not begin two jobs."""
+    async with testing.start() as world, serving(world) as url, browsing(chromium, url) as tab:
+        await tab.open("/produce")
+        twice = await tab.does(
+            lambda page: page.evaluate(
+                """() => {
+                    const form = document.querySelector("main form[method=post]");
+                    const options = {bubbles: true, cancelable: true};
+                    const send = () => form.dispatchEvent(new SubmitEvent("submit", options));
+                    return [send(), send()];
+                }"""
+            )
+        )
+        assert twice == [True, False]
