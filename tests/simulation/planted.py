@@ -30,7 +30,6 @@ from escapement.protocol.amend_status import AmendStatus
 from escapement.storage import lease
 from escapement.storage.commit import group_rows, writer
 from escapement.storage.directory import sync_directory
-from escapement.storage.index.checkpoint import Checkpoint
 from escapement.storage.index.segments.manifest import ManifestFile
 from escapement.timewheel import Entries
 
@@ -59,19 +58,6 @@ def _forget_at_checkpoint(replace: Replace, forgets: Callable[[int], bool]) -> N
             usual(id, offsets, *others)
 
     replace(unwritten, "_take_set", take_set)
-
-
-def _segment_write_error_ignored(replace: Replace) -> None:
-    """A checkpoint goes on without its segment if the disk refuses to write it."""
-    usual = Checkpoint._finish_segment
-
-    def finish_segment(self: Checkpoint) -> dict[str, int]:
-        try:
-            return usual(self)
-        except OSError:
-            return {}
-
-    replace(Checkpoint, "_finish_segment", finish_segment)
 
 
 def _manifest_swapped_before_fsync(replace: Replace) -> None:
@@ -194,7 +180,6 @@ def _draining_node_keeps_bundles(replace: Replace) -> None:
 
 BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "ack forgotten at checkpoint": _ack_forgotten_at_checkpoint,
-    "segment write error ignored": _segment_write_error_ignored,
     "manifest swapped before fsync": _manifest_swapped_before_fsync,
     "cursor advanced too far": _cursor_advanced_too_far,
     "epoch not checked on write": _epoch_not_checked_on_write,
