@@ -67,9 +67,14 @@ async def began(broker: BrokerProcess) -> bool:
 
 
 async def publish(client: escapement.Broker, count: int, delay_ms: int = 0) -> set[int]:
-    """Publish messages, and return their offsets."""
+    """Create the subscription, publish messages, and return their offsets."""
     with suppress(AlreadyExists):
         await client.admin("subscriptions.create", topic="t", subscription="s")
+    return await send(client, count, delay_ms)
+
+
+async def send(client: escapement.Broker, count: int, delay_ms: int = 0) -> set[int]:
+    """Publish messages, also while the client changes brokers, and return their offsets."""
     producer = await client.producer("t")
     receipts = await producer.send_many([b"m"] * count, delay=np.full(count, delay_ms))
     return set(receipts.offsets.tolist())
@@ -127,7 +132,7 @@ async def test_broker_cut_off_from_its_database_is_replaced_and_delivers_nothing
                     nursery.cancel_scope.cancel()
                 way.mend()
                 await until(lambda: bool(first.lines("the broker of bundle 0 ends")))
-                await take(client, await publish(client, 10))  # from the second broker
+                await take(client, await send(client, 10))  # from the second broker
             assert first.running
             assert second.running
         finally:
