@@ -45,6 +45,8 @@ LOADS: Final = 20
 LIMIT_S: Final = 0.3
 # The number of producers that fill topics at the same time.
 AT_ONCE: Final = 20
+# The default tick of a namespace.
+TICK_MS: Final = 10
 # The pause of the visitor between two pages.
 VISIT_S: Final = 0.25
 
@@ -168,7 +170,7 @@ async def loaded(on: Stage, steady: Steady) -> tuple[float, float]:
 
 async def measure(options: argparse.Namespace, progress: Callable[..., None]) -> None:
     setting = Setting(
-        None, None, options.log, 1000, PayloadSize(100, 100), 100, 100_000, 0, 1, progress
+        None, None, options.log, TICK_MS, PayloadSize(100, 100), 100, 100_000, 0, 1, progress
     )
     steady = Steady(round(options.rate * options.seconds), options.rate, 3_000, 100_000)
     topics = [f"bench/console/t{number}" for number in range(options.topics)]

@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
         "interruptible",
         "allocator",
         "field",
+        "garbage",
         "event_log",
         "identifier",
         "loopback",
