@@ -1,4 +1,4 @@
-"""What users see whose grants cover only a part of the topics."""
+"""The pages of users whose grants cover only a part of the topics."""
 
 from __future__ import annotations
 

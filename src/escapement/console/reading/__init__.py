@@ -1,1 +1,1 @@
-"""What pages read from the brokers with more than one request, or compute from answers."""
+"""Answers of the brokers that pages put together from several requests, and figures from them."""
