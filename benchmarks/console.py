@@ -26,16 +26,17 @@ import numpy as np
 import trio
 
 from escapement.bench.filling import create_topics, now_ms
-from escapement.bench.measurements.steady import Steady, spell
+from escapement.bench.measurements.steady import Steady
 from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import Setting, Stage, stage
-from escapement.bench.take import take_batches
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.errors import Busy
 from escapement.message import Times
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from tick import loaded
+
 from support.processes.http_server import HttpServerProcess, console_process
 
 HOUR_MS: Final = 3_600_000
@@ -154,20 +155,6 @@ async def visited(console: HttpServerProcess, paths: dict[str, str]) -> AsyncIte
         nursery.cancel_scope.cancel()
 
 
-async def loaded(on: Stage, steady: Steady) -> tuple[float, float]:
-    """Put a steady load on a new topic; return the p99 of the lateness, and the share of a core."""
-    topic, subscription = await on.new_subscription()
-    began_s, before_s = trio.current_time(), on.host.cpu_seconds()
-    run = await spell(on, steady, topic, subscription, take_batches, "load")
-    after_s = on.host.cpu_seconds()
-    assert before_s is not None
-    assert after_s is not None
-    assert run.lateness_ms is not None
-    assert (run.lost, run.early, run.duplicates) == (0, 0, 0)
-    await on.admin("topics.delete", topic=topic)
-    return run.lateness_ms.p99, (after_s - before_s) / (trio.current_time() - began_s)
-
-
 async def measure(options: argparse.Namespace, progress: Callable[..., None]) -> None:
     setting = Setting(
         None, None, options.log, TICK_MS, PayloadSize(100, 100), 100, 100_000, 0, 1, progress
@@ -196,10 +183,10 @@ async def measure_lateness(
         for name in list(found)[:: 1 if number % 2 else -1]:
             if name == "visited":
                 async with visited(console, paths):
-                    found[name].append(await loaded(on, steady))
+                    used, _, p99_ms = await loaded(on, steady)
             else:
-                found[name].append(await loaded(on, steady))
-            p99_ms, used = found[name][-1]
+                used, _, p99_ms = await loaded(on, steady)
+            found[name].append((p99_ms, used))
             print(f"{name}: late p99 {p99_ms:.1f} ms, {used:.3f} of a core", flush=True)
     for name, runs in found.items():
         p99_ms, used = (statistics.median(column) for column in zip(*runs, strict=True))

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class BrokerStats(TypedDict):
-    """Figures about the whole broker, and what waits, in words.
+    """Figures about the whole broker, and texts about parts that wait.
 
     ``commits``, ``published`` and ``delivered`` count since ``started_at_ms``. The quantiles of the
     durations of group commits are None before the first one. ``log_bytes`` is the size of the rows

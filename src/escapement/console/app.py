@@ -7,7 +7,7 @@ something pass two more checks (``visit/guard.py``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from math import inf
 from pathlib import Path
@@ -41,6 +41,7 @@ from escapement.errors import (
     Unauthenticated,
 )
 from escapement.event_log import EventLog
+from escapement.gateway.app import GatewayApp
 from escapement.gateway.clients import Clients
 from escapement.http.body import read_body
 from escapement.http.sender import check_without_token, is_local
@@ -73,7 +74,7 @@ class ConsoleApp:
     Args:
       clients: the clients of the users' tokens.
       now_ms: returns the time in Unix milliseconds.
-      others: further routes, such as those of the gateway.
+      gateway: the gateway, whose requests the same port answers; None for none.
 
     Attributes:
       asgi: the ASGI application.
@@ -84,11 +85,12 @@ class ConsoleApp:
         config: ConsoleConfig,
         clients: Clients,
         now_ms: Callable[[], int],
-        others: Sequence[BaseRoute] = (),
+        gateway: GatewayApp | None = None,
     ) -> None:
         self._config = config
         self._clients = clients
         self._now_ms = now_ms
+        self._gateway = gateway
         self._sessions = Sessions()
         self._requests = 0
         self._live: set[trio.CancelScope] = set()
@@ -98,7 +100,7 @@ class ConsoleApp:
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Mount(STATIC, StaticFiles(directory=_STATIC_FILES)),
-            *others,
+            *(() if gateway is None else gateway.routes),
         ]
         for page in PAGES:
             routes.append(Route(page.path, self._answering(page), methods=[page.method]))
@@ -108,10 +110,12 @@ class ConsoleApp:
         self.asgi = GuardHeaders(Starlette(routes=routes, exception_handlers=handlers))
 
     def stop(self) -> None:
-        """End the requests that follow the brokers, and refuse further ones of this kind."""
+        """End the requests that follow the brokers or wait for messages, and refuse such ones."""
         self._stopping = True
         for scope in self._live:
             scope.cancel()
+        if self._gateway is not None:
+            self._gateway.stop()
 
     def _answering(self, page: Page) -> Handler:
         async def handle(request: Request) -> Response:

@@ -12,7 +12,7 @@ from escapement.console.config import ConsoleConfig
 from escapement.event_log import EventLog
 from escapement.gateway.app import GatewayApp
 from escapement.gateway.clients import Clients, Connect
-from escapement.http.server import Certificate, address_text, serve_http
+from escapement.gateway.serving import serve_app
 
 _log = EventLog(__name__)
 
@@ -37,29 +37,16 @@ async def run_console(
       OSError: if the address cannot be bound.
     """
 
-    def announce(port: int) -> None:
-        address = address_text(config.host, port)
+    def announce(address: str) -> None:
         _log.info("console.ready", "the console is on %s", address, address=address)
         ready(address)
 
-    certificate = None
-    if config.tls_cert is not None and config.tls_key is not None:
-        certificate = Certificate(config.tls_cert, config.tls_key)
     async with trio.open_nursery() as nursery:
         clients, programs = Clients(connect, nursery), Clients(connect_gateway, nursery)
         nursery.start_soon(clients.sweep)
         nursery.start_soon(programs.sweep)
-        gateway = GatewayApp(programs)
-        app = ConsoleApp(config, clients, now_ms or SystemClock().now_ms, gateway.routes)
-
-        async def stopping() -> None:
-            await until()
-            app.stop()
-            gateway.stop()
-
-        await serve_http(
-            app.asgi, config.host, config.port, stopping, certificate=certificate, ready=announce
-        )
+        app = ConsoleApp(config, clients, now_ms or SystemClock().now_ms, GatewayApp(programs))
+        await serve_app(config, app, until, announce)
         await clients.close()
         await programs.close()
         nursery.cancel_scope.cancel()

@@ -10,7 +10,7 @@ from escapement.event_log import EventLog
 from escapement.gateway.app import GatewayApp
 from escapement.gateway.clients import Clients, Connect
 from escapement.gateway.config import GatewayConfig
-from escapement.http.server import Certificate, address_text, serve_http
+from escapement.gateway.serving import serve_app
 
 _log = EventLog(__name__)
 
@@ -34,25 +34,13 @@ async def run_gateway(
       OSError: if the address cannot be bound.
     """
 
-    def announce(port: int) -> None:
-        address = address_text(config.host, port)
+    def announce(address: str) -> None:
         _log.info("gateway.ready", "the gateway is on %s", address, address=address)
         ready(address)
 
-    certificate = None
-    if config.tls_cert is not None and config.tls_key is not None:
-        certificate = Certificate(config.tls_cert, config.tls_key)
     async with trio.open_nursery() as nursery:
         clients = Clients(connect, nursery)
         nursery.start_soon(clients.sweep)
-        app = GatewayApp(clients)
-
-        async def stopping() -> None:
-            await until()
-            app.stop()
-
-        await serve_http(
-            app.asgi, config.host, config.port, stopping, certificate=certificate, ready=announce
-        )
+        await serve_app(config, GatewayApp(clients), until, announce)
         await clients.close()
         nursery.cancel_scope.cancel()

@@ -8,7 +8,7 @@ import trio.testing
 
 from escapement import testing
 from support.console.chromium import Chromium
-from support.console.tab import browsing, serving
+from support.console.tab import at_the_console, browsing, serving
 from support.roles import begin, connected
 
 
@@ -51,12 +51,7 @@ async def test_job_shows_its_progress_until_it_has_ended(
     mock_clock: trio.testing.MockClock, chromium: Chromium
 ) -> None:
     """B14: it begins with a count of the messages that match."""
-    async with (
-        testing.start() as world,
-        world.connect() as broker,
-        serving(world) as url,
-        browsing(chromium, url) as tab,
-    ):
+    async with at_the_console(chromium) as (world, broker, tab):
         producer = await broker.producer("mails")
         await producer.send_many([b"m"] * 50, delay=timedelta(hours=1))
         await tab.open("/find?where=mails")
@@ -77,12 +72,7 @@ async def test_new_message_has_the_time_that_the_page_showed_before(
     mock_clock: trio.testing.MockClock, chromium: Chromium
 ) -> None:
     """B14: in the zone of the browser, and in UTC."""
-    async with (
-        testing.start() as world,
-        world.connect() as broker,
-        serving(world) as url,
-        browsing(chromium, url, zone="America/New_York") as tab,
-    ):
+    async with at_the_console(chromium, zone="America/New_York") as (_, broker, tab):
         await broker.admin("topics.create", topic="mails")
         await tab.open("/produce")
         await tab.fill("Topic", "mails")

@@ -7,9 +7,8 @@ from typing import Final
 import trio.testing
 from playwright.sync_api import Page
 
-from escapement import testing
 from support.console.chromium import Chromium
-from support.console.tab import browsing, serving
+from support.console.tab import at_the_console
 
 ORDERS: Final = "public/default/orders"
 ROWS: Final = "main tbody tr"
@@ -19,12 +18,7 @@ async def test_rows_of_several_pages_are_selected_and_cancelled(
     mock_clock: trio.testing.MockClock, chromium: Chromium
 ) -> None:
     """B14: "More" adds rows to the list, so a selection may have messages of several pages."""
-    async with (
-        testing.start() as world,
-        world.connect() as broker,
-        serving(world) as url,
-        browsing(chromium, url) as tab,
-    ):
+    async with at_the_console(chromium) as (_, broker, tab):
         producer = await broker.producer("orders")
         await producer.send_many([b""] * 70, delay="1h")
         await tab.open("/find?where=orders")
@@ -56,12 +50,7 @@ async def test_view_is_kept_by_the_browser_until_it_is_deleted(
 ) -> None:
     """B14: a view is a name for a filter. Its name is a text, whatever characters it has."""
     name = "Berlin <b>late</b>"
-    async with (
-        testing.start() as world,
-        world.connect() as broker,
-        serving(world) as url,
-        browsing(chromium, url) as tab,
-    ):
+    async with at_the_console(chromium) as (_, broker, tab):
         await broker.admin("topics.create", topic="orders")
         await tab.open("/find?where=orders&property=shop%3Dberlin&state=overdue")
         await tab.click("text=Saved views")

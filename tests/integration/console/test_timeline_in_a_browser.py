@@ -14,7 +14,7 @@ from escapement.console.visit.live import ANSWER_S, LIVE_S
 from escapement.storage.engine.base import Engine
 from escapement.testing import START_MS
 from support.console.chromium import Chromium
-from support.console.tab import Tab, browsing, serving
+from support.console.tab import Tab, at_the_console, browsing, serving
 
 HOUR_MS: Final = 3_600_000
 # START_MS is a full hour, so the bars of hours begin with it.
@@ -34,12 +34,7 @@ async def test_timeline_shows_what_falls_due_and_what_is_overdue(
     mock_clock: trio.testing.MockClock, engine: Engine, chromium: Chromium
 ) -> None:
     """B14: dragging over bars lists the messages that fall due then."""
-    async with (
-        testing.start(engine=engine) as world,
-        world.connect() as broker,
-        serving(world) as url,
-        browsing(chromium, url) as tab,
-    ):
+    async with at_the_console(chromium, engine=engine) as (world, broker, tab):
         await broker.admin("subscriptions.create", topic="mails", subscription="sender")
         producer = await broker.producer("mails")
         for hours, count in ((0, 4), (1, 3), (3, 20), (30, 1)):
@@ -150,12 +145,8 @@ async def test_times_are_in_the_zone_of_the_browser(
     mock_clock: trio.testing.MockClock, chromium: Chromium
 ) -> None:
     """B14: also those of the first page, which the browser then loads again."""
-    async with (
-        testing.start() as world,
-        world.connect() as broker,
-        serving(world) as url,
-        browsing(chromium, url, zone="America/St_Johns", knows_zone=False) as tab,
-    ):
+    options = {"zone": "America/St_Johns", "knows_zone": False}
+    async with at_the_console(chromium, **options) as (_, broker, tab):
         await (await broker.producer("mails")).send(b"m", delay=timedelta(minutes=10))
         await tab.open("/?by=minute")
         await tab.shows("Times in America/St_Johns", "footer")

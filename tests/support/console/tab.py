@@ -14,10 +14,12 @@ from typing import Any, Final, TypeVar
 import trio
 from playwright.sync_api import Page, expect
 
+from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
 from escapement.console.console import run_console
 from escapement.console.visit.view import ZONE_COOKIE
-from escapement.testing import World
+from escapement.storage.engine.base import Engine
+from escapement.testing import World, start
 from support.console.chromium import STEP_MS, Chromium
 
 T = TypeVar("T")
@@ -178,3 +180,21 @@ async def browsing(
         with trio.CancelScope(shield=True):
             await tab.does(lambda page: page.context.close())
     assert not tab.problems, tab.problems
+
+
+@asynccontextmanager
+async def at_the_console(
+    chromium: Chromium, *, engine: Engine | None = None, **options: Any
+) -> AsyncIterator[tuple[World, Broker, Tab]]:
+    """Start a broker, a client of it and its console, and open a tab.
+
+    Args:
+      options: those of ``browsing``.
+    """
+    async with (
+        start(engine=engine) as world,
+        world.connect() as broker,
+        serving(world) as url,
+        browsing(chromium, url, **options) as tab,
+    ):
+        yield world, broker, tab

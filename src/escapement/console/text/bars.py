@@ -24,7 +24,7 @@ _STEPS: Final = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar: its value, and its place. ``label`` is "" where there is no room for one."""
+    """A bar: its value, and its place. ``label`` is "" if it would touch another label."""
 
     value: int
     x: float
