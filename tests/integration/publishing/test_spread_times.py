@@ -54,7 +54,8 @@ async def test_sent_messages_are_scattered_from_their_time_on(
         }
         for number, (begin_ms, when) in enumerate(begins.items()):
             topic = f"t{number}"
-            producer = await broker.producer(topic)
+            # The places of messages follow from the name. Without one they are random.
+            producer = await broker.producer(topic, name=f"sender-{number}")
             if way == "send_many":
                 await producer.send_many([b"x"] * 100, spread="10m", **when)
             for _ in range(0 if way == "send_many" else 100):
