@@ -100,6 +100,7 @@ async def test_rejected_message_becomes_a_dead_letter_and_the_next_one_is_posted
         await push.server.until(2)
         (letter,) = await push.dead(1)
         assert (letter["payload"], letter["reason"]) == (b"bad", "rejected")
+        assert letter["detail"] == f"HTTP {code}"
         await push.until(lambda row: row["unacknowledged"] == 0)
         assert len(push.server.posts) == 2
         push.stop.set()
