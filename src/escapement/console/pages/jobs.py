@@ -55,7 +55,9 @@ async def _one(view: View, named: Named) -> dict[str, Any]:
 async def _stop(view: View) -> Response:
     named = view.sent(Named)
     change = await view.acting().bulk.stop(named.topic, named.id)
-    return view.go(f"/jobs/{change.topic}/{change.id}", "The job has stopped.")
+    stopped = change.state == "stopped"
+    notice = "The job has stopped." if stopped else "The job had ended before."
+    return view.go(f"/jobs/{change.topic}/{change.id}", notice)
 
 
 def _shown(change: BulkChange) -> dict[str, Any]:
