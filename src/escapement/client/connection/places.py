@@ -7,8 +7,9 @@ The exception is a *doubted* place. If no known address leads to the owner of a 
 may remember a wrong one: for example, the database was restored from a dump and has lower epochs.
 So the client then believes the next news, whatever their epoch.
 
-An address that brokers have named stays known for a while after another one is named. For example, a
-broker that stops names the next owner, which still names the former one for a second.
+An address that brokers have named stays known after another one is named, as one of the last few.
+For example, a broker that stops names the next owner, which still names the former one for a
+second.
 """
 
 from __future__ import annotations
