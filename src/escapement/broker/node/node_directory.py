@@ -26,7 +26,7 @@ class NodeDirectory:
     Attributes:
       leaving: the bundles that this node releases.
       is_cut_off: whether the leases of this node have expired, so that it does not know who owns
-        which bundle. There are others (``has_others``).
+        which bundle.
     """
 
     def __init__(self, node_id: str) -> None:
@@ -71,8 +71,8 @@ class NodeDirectory:
 
     @property
     def has_others(self) -> bool:
-        """Whether another live node wants bundles."""
-        return bool(self._other_homes())
+        """Whether another node lives, which would take the bundles of this one."""
+        return bool(self._others())
 
     def elsewhere(self, turn: int) -> int:
         """Return a bundle of another live node; each turn of another one. O(bundles).
@@ -97,11 +97,11 @@ class NodeDirectory:
         if row is None:
             return _UNKNOWN
         owner_id: str | None = "" if row.free else row.owner_id
-        if self.is_cut_off:
-            others = self._other_homes()
+        if self.is_cut_off and (others := self._others()):
             owner_id = others[turn % len(others)]
         elif bundle_id in self.leaving:
-            owner_id = home_of(bundle_id, self._other_homes(), row.pinned_to)
+            homes = [one for one in self.homes() if one != self._node_id]
+            owner_id = home_of(bundle_id, homes, row.pinned_to)
         owner = self.nodes.get(owner_id or "")
         return Place("" if owner is None else owner.address, row.epoch)
 
@@ -110,5 +110,5 @@ class NodeDirectory:
         place = self.owner_of(bundle_id)
         return place if self._count > 1 or place.address else None
 
-    def _other_homes(self) -> list[str]:
-        return [one for one in self.homes() if one != self._node_id]
+    def _others(self) -> list[str]:
+        return [one for one in self.nodes if one != self._node_id]

@@ -45,14 +45,16 @@ def test_a_pin_to_a_node_that_is_draining_or_gone_does_not_count() -> None:
 
 def test_a_node_that_is_cut_off_names_all_others_in_turn() -> None:
     """B8: they know who owns a bundle, and it does not."""
-    for owner in "ab":
-        found = directory(owner=owner)
+    for owner, draining in (("a", ""), ("b", ""), ("a", "bc")):  # which would take it nevertheless
+        found = directory(*draining, owner=owner)
         assert found.has_others
         found.is_cut_off = True
         named = [found.owner_of(0, turn) for turn in range(3)]
         assert named == [Place(f"{one}:7650", 5) for one in "bcb"]
         assert found.next_owner_of(0) == Place("b:7650", 5)
-    assert not directory("b", "c").has_others
+    found.nodes = {"a": found.nodes["a"]}
+    assert not found.has_others
+    assert found.owner_of(0) == Place("a:7650", 5)  # a look has shown that the others are gone
 
 
 def test_a_client_without_a_wish_is_sent_to_each_other_owner_in_turn() -> None:
