@@ -302,10 +302,8 @@ class Session:
         }
         if chosen.directory.count > 1:
             limits |= {LIMIT_BUNDLES: chosen.directory.count, LIMIT_BUNDLE: chosen.bundle_id}
-        identity = chosen.identity
-        self._outbound.send(
-            wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)
-        )
+        here = chosen.identity
+        self._outbound.send(wire.Welcome(PROTOCOL_VERSION, here.name, here.owner_id, limits))
 
     # -- access control ------------------------------------------------------------------
 
