@@ -7,7 +7,8 @@ something pass two more checks (``visit/guard.py``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from math import inf
 from pathlib import Path
@@ -43,12 +44,14 @@ from escapement.errors import (
 from escapement.event_log import EventLog
 from escapement.gateway.app import GatewayApp
 from escapement.gateway.clients import Clients
-from escapement.http.body import read_body
+from escapement.http.body import Bodies, read_body
 from escapement.http.sender import check_without_token, is_local
 from escapement.http.statuses import status_of
 
 # The most bytes of a form. It may have a payload.
 MOST_FORM_BYTES: Final = 8 << 20
+# The most bytes of the forms of all requests in progress.
+MOST_BYTES: Final = 64 << 20
 # The most bytes of the form to sign in, which everybody may send.
 MOST_LOGIN_BYTES: Final = 16 << 10
 # The most requests at once, and the most pages that follow the brokers.
@@ -93,6 +96,7 @@ class ConsoleApp:
         self._gateway = gateway
         self._sessions = Sessions()
         self._requests = 0
+        self._bodies = Bodies(MOST_BYTES)
         self._live: set[trio.CancelScope] = set()
         self._stopping = False
         routes: list[BaseRoute] = [
@@ -136,8 +140,7 @@ class ConsoleApp:
 
     async def _answer(self, page: Page, request: Request) -> Response:
         id, session = await self._session(request)
-        form = await _form(request, session) if page.method == "POST" else MultiDict()
-        async with self._clients.use(session.token) as client:
+        async with self._form(request, session) as form, self._clients.use(session.token) as client:
             await self._refresh(session, client.broker)
             view = self._view(request, session, client.broker, form)
             try:
@@ -216,6 +219,22 @@ class ConsoleApp:
             raise Unauthenticated("Sign in with a token.")
         check_without_token(request)
 
+    @asynccontextmanager
+    async def _form(self, request: Request, session: Session) -> AsyncIterator[MultiDict]:
+        """Lend the fields of a form that a page of the session has sent; none for a GET.
+
+        Raises:
+          Refused: if another site has sent it.
+        """
+        if request.method != "POST":
+            yield MultiDict()
+            return
+        check_origin(request)
+        async with self._bodies.lend(request, MOST_FORM_BYTES) as body:
+            form = _fields(body)
+            check_secret(request, session, form)
+            yield form
+
     async def _refresh(self, session: Session, broker: Broker) -> None:
         """Read the rights of a user again if they may be out of date."""
         now_s = trio.current_time()
@@ -230,8 +249,8 @@ class ConsoleApp:
             return self._login_page(request, "")
         try:
             check_origin(request)
-            fields = dict(await _fields(request, MOST_LOGIN_BYTES))
-            token = fields.get("token", "").strip()
+            form = _fields(await read_body(request, MOST_LOGIN_BYTES))
+            token = form.get("token", "").strip()
             if not token:
                 raise Unauthenticated("Enter a token.")
             async with self._clients.use(token) as client:
@@ -249,10 +268,10 @@ class ConsoleApp:
         session = self._sessions.find(id)
         if session is not None:
             try:
-                await _form(request, session)
+                async with self._form(request, session):
+                    self._sessions.end(id)
             except EscapementError as error:
                 return self._refused(request, error)
-            self._sessions.end(id)
         response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
         response.delete_cookie(COOKIE)
         return response
@@ -315,20 +334,7 @@ class ConsoleApp:
         return self._plain_page(request, "frame/error.html", status, error=text)
 
 
-async def _form(request: Request, session: Session) -> MultiDict:
-    """Return the fields of a form that a page of the session has sent.
-
-    Raises:
-      Refused: if another site has sent it.
-    """
-    check_origin(request)
-    form = await _fields(request)
-    check_secret(request, session, form)
-    return form
-
-
-async def _fields(request: Request, most_bytes: int = MOST_FORM_BYTES) -> MultiDict:
-    body = await read_body(request, most_bytes)
+def _fields(body: bytes) -> MultiDict:
     try:
         return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20_000))
     except ValueError as error:
