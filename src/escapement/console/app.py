@@ -27,10 +27,11 @@ from starlette.staticfiles import StaticFiles
 from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
 from escapement.console.pages import PAGES
+from escapement.console.visit import cookie
 from escapement.console.visit.guard import STATIC, GuardHeaders, check_origin, check_secret
 from escapement.console.visit.live import EventStream, events, trouble
 from escapement.console.visit.rendering import render
-from escapement.console.visit.sessions import IDLE_S, Session, Sessions
+from escapement.console.visit.sessions import Session, Sessions
 from escapement.console.visit.user import User
 from escapement.console.visit.view import THEME_COOKIE, THEMES, Page, View
 from escapement.errors import (
@@ -63,7 +64,6 @@ MOST_LIVE_OF_SESSION: Final = 40
 LONGEST_PAGE_S: Final = 10.0
 # How long the rights of a user may be out of date. The brokers check each request anyway.
 USER_S: Final = 30.0
-COOKIE: Final = "escapement_console"
 
 _STATIC_FILES: Final = Path(__file__).parent / "static"
 _log = EventLog(__name__)
@@ -155,8 +155,8 @@ class ConsoleApp:
                 response = view.show(
                     "frame/refused.html", status=status, title=status.phrase, error=str(error)
                 )
-        if request.cookies.get(COOKIE) != id:
-            self._set_cookie(response, id)
+        if cookie.read(request) != id:
+            cookie.write(request, response, id)
         return response
 
     def _following(self, page: Page) -> Handler:
@@ -202,7 +202,7 @@ class ConsoleApp:
         Raises:
           Unauthenticated: if the user must sign in.
         """
-        id = request.cookies.get(COOKIE, "")
+        id = cookie.read(request)
         session = self._sessions.find(id)
         if session is not None:
             if not session.token:
@@ -257,14 +257,14 @@ class ConsoleApp:
                 user = await User.of(client.broker)
         except EscapementError as error:
             return self._login_page(request, str(error), status_of(error))
-        self._sessions.end(request.cookies.get(COOKIE, ""))  # that of another token
+        self._sessions.end(cookie.read(request))  # that of another token
         id, _ = self._sessions.begin(token, user)
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
-        self._set_cookie(response, id)
+        cookie.write(request, response, id)
         return response
 
     async def _logout(self, request: Request) -> Response:
-        id = request.cookies.get(COOKIE, "")
+        id = cookie.read(request)
         session = self._sessions.find(id)
         if session is not None:
             try:
@@ -273,19 +273,8 @@ class ConsoleApp:
             except EscapementError as error:
                 return self._refused(request, error)
         response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-        response.delete_cookie(COOKIE)
+        cookie.delete(request, response)
         return response
-
-    def _set_cookie(self, response: Response, id: str) -> None:
-        # With SameSite=Strict, a link in a chat would open the console as if not signed in.
-        response.set_cookie(
-            COOKIE,
-            id,
-            max_age=int(IDLE_S),
-            httponly=True,
-            samesite="lax",
-            secure=self._config.tls_cert is not None,
-        )
 
     def _login_page(
         self, request: Request, error: str, status: HTTPStatus = HTTPStatus.OK
@@ -296,7 +285,7 @@ class ConsoleApp:
         """Return the answer to a request that ended with an error of ours."""
         is_htmx = "hx-request" in request.headers
         if isinstance(error, Unauthenticated):
-            self._sessions.end(request.cookies.get(COOKIE, ""))
+            self._sessions.end(cookie.read(request))
             query = f"?{request.url.query}" if request.url.query else ""
             at = request.url.path + query if request.method == "GET" else "/"
             path = f"/login?next={quote(at)}"
