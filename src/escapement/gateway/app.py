@@ -88,9 +88,11 @@ class GatewayApp:
 
         async def handle(request: Request) -> Response:
             try:
-                return await carry_out(operation, request)
+                answer = await carry_out(operation, request)
             except EscapementError as error:
-                return problem(error)
+                answer = problem(error)
+            answer.headers["cache-control"] = "no-store"
+            return answer
 
         return handle
 
