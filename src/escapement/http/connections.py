@@ -26,6 +26,24 @@ Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 _log = EventLog(__name__)
 
 
+class _Connection(TCPServer):
+    """A connection that ends when its client has closed it.
+
+    Hypercorn would keep its socket open for the time that a connection may be idle.
+    """
+
+    _is_over = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._is_over = True
+        await self.idle_task.stop()
+
+    async def _idle_timeout(self) -> None:
+        if not self._is_over:
+            await super()._idle_timeout()
+
+
 class Connections:
     """The open connections of a server.
 
@@ -49,7 +67,7 @@ class Connections:
                 ConnectionState({}),
                 cast("trio.SSLStream[trio.SocketStream]", stream),
             )
-            await TCPServer(self._app, self._settings, self._context, state, any_stream)
+            await _Connection(self._app, self._settings, self._context, state, any_stream)
         except* Exception as errors:
             error = first_of(errors)
             text = f"{type(error).__name__}: {error}"[:_MOST_CHARS]

@@ -135,6 +135,15 @@ async def test_invalid_request_ends_no_other_connection(sent: bytes) -> None:
                 assert http._transport._pool.connections == [kept]  # type: ignore[attr-defined]
 
 
+async def test_connection_ends_when_its_client_has_closed_it() -> None:
+    """B15: sockets of clients that have gone do not collect until their time to be idle is over."""
+    with trio.fail_after(server.IDLE_S / 2):
+        async with serving(Large()) as (port, _, _):
+            async with await trio.open_tcp_stream(HOST, port) as stream:
+                await stream.send_eof()
+                assert await stream.receive_some() == b""
+
+
 async def test_answer_that_a_client_does_not_read_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
