@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -29,19 +32,42 @@ _log = EventLog(__name__)
 class _Connection(TCPServer):
     """A connection that ends when its client has closed it.
 
-    Hypercorn would keep its socket open for the time that a connection may be idle.
+    Hypercorn would keep its socket open for the time that a connection may be idle. With HTTP/2, it
+    would keep it forever if the client had not yet allowed it to send the whole of an answer.
     """
 
     _is_over = False
 
     async def _read_data(self) -> None:
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H11Protocol):
+            _refuse_upgrade(protocol)
         await super()._read_data()
         self._is_over = True
         await self.idle_task.stop()
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H2Protocol):
+            for buffer in list(protocol.stream_buffers.values()):
+                await buffer.close()
 
     async def _idle_timeout(self) -> None:
         if not self._is_over:
             await super()._idle_timeout()
+
+
+def _refuse_upgrade(protocol: H11Protocol) -> None:
+    """Ignore the header ``Upgrade: h2c``, which RFC 9113 has abolished.
+
+    Hypercorn would wait without an end if the request is a CONNECT. A client that wants HTTP/2 may
+    begin with it.
+    """
+    check = protocol._check_protocol
+
+    async def check_beginning(request: h11.Request) -> None:
+        if request.method == b"PRI":
+            await check(request)
+
+    setattr(protocol, "_check_protocol", check_beginning)  # noqa: B010
 
 
 class Connections:
