@@ -1,14 +1,15 @@
 """The console as a Starlette application: the way of a request.
 
 A request comes with the id of a session. The console takes the connections of the session's user
-from a pool, lets the page answer, and shows an error of ours as a page. Requests that change
+from a pool, and lets the page answer. If that fails with an error of ours, the page shows its form
+again with the error. Requests that change
 something pass two more checks (``visit/guard.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from math import inf
 from pathlib import Path
@@ -141,20 +142,17 @@ class ConsoleApp:
     async def _answer(self, page: Page, request: Request) -> Response:
         id, session = await self._session(request)
         async with self._form(request, session) as form, self._clients.use(session.token) as client:
-            await self._refresh(session, client.broker)
             view = self._view(request, session, client.broker, form)
             try:
+                await self._refresh(session, client.broker)
                 response = await page.answer(view)
             except (Unauthenticated, OtherDatabase):
                 raise
             except EscapementError as error:
                 if view.is_htmx:
                     raise
-                # The user keeps the frame of the pages, which leads away from here.
-                status = status_of(error)
-                response = view.show(
-                    "frame/refused.html", status=status, title=status.phrase, error=str(error)
-                )
+                view.trouble = error
+                response = await _again(page, view)
         if cookie.read(request) != id:
             cookie.write(request, response, id)
         return response
@@ -321,6 +319,15 @@ class ConsoleApp:
         text = "The console could not answer. Its log has the reason."
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         return self._plain_page(request, "frame/error.html", status, error=text)
+
+
+async def _again(page: Page, view: View) -> Response:
+    """Return the answer to a request that was refused: the form again, if the page has one."""
+    if page.again is not None:
+        with suppress(EscapementError), trio.move_on_after(LONGEST_PAGE_S):
+            return await page.again(view)
+    # The user keeps the frame of the pages, which leads away from here.
+    return view.show("frame/refused.html")
 
 
 def _fields(body: bytes) -> MultiDict:

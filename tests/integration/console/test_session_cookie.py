@@ -48,7 +48,8 @@ async def test_browser_sends_the_cookie_over_tls_only_if_it_came_so(
 
 async def test_notices_that_nobody_reads_have_a_bound(mock_clock: trio.testing.MockClock) -> None:
     """B14: a program may send forms and load no page."""
-    async with testing.start() as world, visiting(world) as visitor:
+    async with testing.start() as world, visiting(world) as visitor, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
         secret = await visitor.secret()
         headers = {"origin": "http://127.0.0.1:7653", "x-csrf-token": secret}
         for number in range(2 * MOST_NOTICES):
