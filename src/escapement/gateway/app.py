@@ -43,6 +43,8 @@ GROUPS: Final = {
 }
 OPERATIONS: Final = [one for group in GROUPS.values() for one in group]
 
+_NO_TOKEN: Final = "Send a token: Authorization: Bearer TOKEN."
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -122,14 +124,20 @@ class GatewayApp:
         topic = TopicName.parse("{tenant}/{namespace}/{topic}".format_map(path)).full
         headers, query = operation.headers_of(request), operation.query_of(request)
         token = _token_of(request)
-        # Only senders with a valid token use memory for a body.
-        async with (
-            self._clients.use(token) as client,
-            self._bodies.lend(request, MOST_BODY_BYTES) as body,
-        ):
-            given = operation.body_of(body, request.headers.get("content-type", ""))
-            call = Call(client, topic, path, headers, query, given, request)
-            return _response(operation, await operation.act(call))
+        try:
+            # Only senders with a valid token use memory for a body.
+            async with (
+                self._clients.use(token) as client,
+                self._bodies.lend(request, MOST_BODY_BYTES) as body,
+            ):
+                given = operation.body_of(body, request.headers.get("content-type", ""))
+                call = Call(client, topic, path, headers, query, given, request)
+                return _response(operation, await operation.act(call))
+        except Unauthenticated:
+            if token:
+                raise
+            # The broker says how a client of its own protocol sends a token.
+            raise Unauthenticated(_NO_TOKEN) from None
 
 
 _RECEIVE: Final = next(one for one in OPERATIONS if one.name == "receive")
@@ -146,7 +154,7 @@ def _token_of(request: Request) -> str:
     if token:
         return token
     if not is_local(request):
-        raise Unauthenticated("Send a token: Authorization: Bearer TOKEN.")
+        raise Unauthenticated(_NO_TOKEN)
     check_without_token(request)
     origin = request.headers.get("origin")
     if origin is not None and origin != f"{request.url.scheme}://{request.headers['host']}":

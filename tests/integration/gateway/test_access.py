@@ -78,7 +78,9 @@ async def test_each_request_has_the_rights_of_its_token(guarded: Guarded) -> Non
             answer = await http.post("messages", content=b"x", headers=headers)
             assert code(answer) == (401, "unauthenticated"), one
             assert answer.headers["www-authenticate"] == "Bearer"
-        assert code(await http.post("messages", content=b"x")) == (401, "unauthenticated")
+        missing = await http.post("messages", content=b"x")
+        assert code(missing) == (401, "unauthenticated")
+        assert "Authorization: Bearer TOKEN" in missing.json()["detail"]
 
         mine = bearer(token.text)
         sent = await http.post("messages", content=b"x", headers=mine)
