@@ -39,7 +39,7 @@ def write(request: Request, response: Response, id: str) -> None:
         httponly=True,
         # With "strict", a link in a chat would open the console as if not signed in.
         samesite="lax",
-        # A proxy may end TLS. Then only the origin of the form to sign in says so.
+        # If a proxy ends TLS, the origin of the form to sign in still names the scheme.
         secure=request.scope["scheme"] == "https" or origin.startswith("https://"),
     )
 
