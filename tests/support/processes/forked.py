@@ -16,6 +16,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from typing import Final
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 # ``__main__`` must be first: otherwise each fork would import the main module of the test run.
 _CONTEXT.set_forkserver_preload(["__main__", "escapement.cli.operation.serve"])
+# The longest run of a program of `run_forked`.
+TIMEOUT_S: Final = 120
 
 
 class ForkedProcess:
@@ -82,6 +85,14 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+
+def run_forked(*program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its exit code and what it printed."""
+    with tempfile.TemporaryDirectory(prefix="escapement-forked-") as directory:
+        out, err = (Path(directory) / name for name in ("out", "err"))
+        code = ForkedProcess(program, environment, out, err).wait(TIMEOUT_S)
+        return subprocess.CompletedProcess(program, code, out.read_text(), err.read_text())
 
 
 def _run(program: Sequence[str], environment: Mapping[str, str], out: str, err: str) -> None:

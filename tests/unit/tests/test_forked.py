@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes.forked import ForkedProcess
+from support.processes.forked import ForkedProcess, run_forked
 
 TIMEOUT_S = 60
 
@@ -34,11 +34,10 @@ def test_program_has_its_own_arguments_environment_session_and_files(tmp_path: P
     assert process.pid != os.getpid()
 
 
-def test_module_runs_as_on_the_command_line(tmp_path: Path) -> None:
-    program = ["-m", "escapement", "serve", "--listen", "nowhere"]
-    process = ForkedProcess(program, os.environ, tmp_path / "out", tmp_path / "err")
-    assert process.wait(TIMEOUT_S) == 1
-    assert (tmp_path / "err").read_text().startswith("escapement: cannot listen on nowhere")
+def test_module_runs_as_on_the_command_line() -> None:
+    done = run_forked("-m", "escapement", "serve", "--listen", "nowhere", environment=os.environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("escapement: cannot listen on nowhere")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
