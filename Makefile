@@ -2,8 +2,9 @@
 # Needs python3 (3.11 or newer), python3-venv and make.
 
 PYTHON ?= python3
-# Tests run on so many processes, each with a database server of its own.
-JOBS ?= $(shell nproc)
+# Tests run on so many processes, each with a database server of its own. One more than the machine
+# has cores, because many tests wait for a process, a lease or a due time.
+JOBS ?= $(shell expr $$(nproc) + 1)
 VENV := .venv
 BIN := $(VENV)/bin
 # Another, of `make test-lowest`: it is made anew each time.
