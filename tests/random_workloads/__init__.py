@@ -2,5 +2,5 @@
 
 Begin with ``workload.py``, which holds the broker, its clients and the model. ``model.py`` is the
 model. The other modules are steps (``consuming.py``, ``traffic.py``, ``subscribers.py``,
-``events.py``, ``owners.py`` ...). ``checks`` has the checks of deliveries.
+``events.py`` ...). ``checks`` has the checks of deliveries.
 """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import trio
 
 from escapement.pipeline.rebuild import rebuild
@@ -12,7 +15,7 @@ from support.faults.dying_brokers import lose_index
 # Steps that a crash may interrupt at any moment. Their requests are repeated afterwards.
 INTERRUPTIBLE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
-    "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
+    "limits", "checkpoint", "checkpoint",
 ]  # fmt: skip
 # Steps that may run during a database outage.
 DURING_OUTAGE = [
@@ -29,6 +32,8 @@ DURING_OUTAGE = [
 
 class Events(Workload):
     """Steps of time, maintenance, crashes and outages."""
+
+    disks: Sequence[Path]  # of two brokers that take turns; the first one runs
 
     async def advance(self) -> None:
         await self.world.clock.advance(
@@ -82,6 +87,19 @@ class Events(Workload):
 
     async def restart(self) -> None:
         await self.world.stop()
+        await self.recover()
+
+    async def other_disk(self) -> None:
+        """Start another broker, with the index that it left on its own disk."""
+        ending = self.rng.choice(["stop", "crash", "cut short"])
+        if ending == "cut short":
+            # The last checkpoint of this broker is incomplete.
+            self.outage.lose_reply(self.rng.choice([1, 2]))
+            await self.world.checkpoint()
+            self.outage.over()
+        await (self.world.stop() if ending == "stop" else self.kill())
+        self.disks = self.disks[::-1]
+        self.world.index_directory = self.disks[0]
         await self.recover()
 
     async def lose_index(self) -> None:

@@ -63,7 +63,6 @@ class Workload:
         self.unanswered: list[Callable[[], Awaitable[None]]] = []  # requests without an answer
         # Seeks without an answer; the records of the next broker have it.
         self.unanswered_seeks: list[Callable[[], None]] = []
-        self.stale: list[escapement.Inbox] = []  # of a stale owner
         # An arrival; None: no message is in flight any more; a time: the broker crashed then.
         self._events: list[Arrival | int | None] = []
         self._unordered: list[Arrival] = []
@@ -79,7 +78,7 @@ class Workload:
 
     async def open(self) -> None:
         """Connect the clients."""
-        self.broker, hang_up = await self.nursery.start(self._connect, self.world)
+        self.broker, hang_up = await self.nursery.start(self._connect)
         self._stack.push_async_callback(hang_up)
         self.producers = [
             await self.broker.producer(TOPIC, name=name, linger="0ms") for name in ("one", "two")
@@ -87,7 +86,6 @@ class Workload:
 
     async def _connect(
         self,
-        world: World,
         task_status: trio.TaskStatus[tuple[escapement.Broker, Callable[[], Awaitable[None]]]],
     ) -> None:
         """Connect in a task of its own, because connections do not end in the reverse order."""
@@ -98,17 +96,11 @@ class Workload:
             await left.wait()
 
         try:
-            async with world.connect() as broker:
+            async with self.world.connect() as broker:
                 task_status.started((broker, hang_up))
                 await leaving.wait()
         finally:
             left.set()
-
-    async def begin(self) -> None:
-        """Connect, and keep completed groups for the whole workload."""
-        await self.open()
-        policy = {"group_retention_ms": "366d"}
-        await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
 
     async def close(self) -> None:
         """Close all clients."""
@@ -286,7 +278,7 @@ class Workload:
         self._events.append(None)
         self.outage.over()
         self._check_store()
-        await self.serve(self.close)
+        await self.serve()
         doubts, self.unanswered = self.unanswered, []
         for ask in doubts:
             await self.patiently(ask)
@@ -308,12 +300,11 @@ class Workload:
         bad = [one for one in found if one.is_bad and one.check != "stale index"]
         assert not bad, bad
 
-    async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def serve(self) -> None:
         """Start a broker and connect new clients, after the old ones have left."""
         await self.world.restart()
         self.model.started_ms = max(self.model.started_ms, self.now_ms)
-        if leave is not None:
-            await self.patiently(leave)
+        await self.patiently(self.close)
         await self.open()
         sights, self.unanswered_seeks = self.unanswered_seeks, []
         for see in sights:
