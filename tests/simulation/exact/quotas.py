@@ -11,8 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 import escapement
-from random_workloads.model import LATE_MS, NO_QUOTA, WITH_DEAD_LETTERS, Expectation, Quota
-from random_workloads.workload import TOPIC, Workload
+from simulation.exact.model import LATE_MS, NO_QUOTA, WITH_DEAD_LETTERS, Expectation, Quota
+from simulation.exact.workload import TOPIC, Workload
 
 NEIGHBOUR = "t/n/y"
 TOTAL = 12

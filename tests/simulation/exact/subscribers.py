@@ -10,9 +10,9 @@ import escapement
 from escapement.client import delivery_times
 from escapement.clock import moment
 from escapement.storage.catalog.catalog import SubscriptionRecord
-from random_workloads.checks.log_order import check_beginning
-from random_workloads.model import KINDS, MESSAGE_BYTES, NEVER_MS, WITH_DEAD_LETTERS, Expectation
-from random_workloads.workload import TOPIC, Workload
+from simulation.exact.checks.log_order import check_beginning
+from simulation.exact.model import KINDS, MESSAGE_BYTES, NEVER_MS, WITH_DEAD_LETTERS, Expectation
+from simulation.exact.workload import TOPIC, Workload
 
 HALVES = [(0, 32_767), (32_768, 65_535)]
 LIMITS = [

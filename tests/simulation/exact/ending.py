@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import escapement
-from random_workloads.model import LATE_MS, NO_QUOTA, Expectation
-from random_workloads.workload import TOPIC, Workload
+from simulation.exact.model import LATE_MS, NO_QUOTA, Expectation
+from simulation.exact.workload import TOPIC, Workload
 
 
 class Ending(Workload):

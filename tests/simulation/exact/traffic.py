@@ -15,15 +15,15 @@ import trio
 import escapement
 from escapement.clock import moment
 from escapement.spread import places_ms, seeds
-from random_workloads.consuming import Consuming
-from random_workloads.model import (
+from simulation.exact.consuming import Consuming
+from simulation.exact.model import (
     DEDUP_WINDOW_MS,
     LATE_MS,
     MESSAGE_BYTES,
     WITH_DEAD_LETTERS,
     Sent,
 )
-from random_workloads.workload import TOPIC
+from simulation.exact.workload import TOPIC
 from support.storage.inbox_entries import inbox_entry, post
 
 DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
