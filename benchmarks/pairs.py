@@ -1,7 +1,7 @@
 """Compare the working tree with another commit, in pairs of runs on one machine.
 
     python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--quick] [--scrape] [--console]
-        [--only WORD ...]
+        [--bundles N] [--only WORD ...]
 
 The measurements are those of docs/benchmarks.md. Each pair runs `escapement bench` once with the
 source of COMMIT and once with the working tree, and the order changes from pair to pair. Prints the
@@ -9,7 +9,7 @@ median figure of each side, and the median, lowest and highest ratio of the pair
 and for the processor time of the broker, which hardly depends on other load. A ratio above 1
 means that the working tree is better. With --scrape, the broker of the working tree has an HTTP
 side port, and its metrics are read each second. With --console, it has the console in its process,
-and a visitor has the timeline open.
+and a visitor has the timeline open. With --bundles, its database has N bundles in place of one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,9 +65,9 @@ def figure_of(found: dict[str, Any]) -> Figure:
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[dict[str, str]]:
-    """Watch nothing."""
-    yield {}
+def unwatched(bundles: int = 1) -> Iterator[dict[str, str]]:
+    """Watch nothing. A broker that starts with the yielded environment has this many bundles."""
+    yield {} if bundles == 1 else {"ESCAPEMENT_BUNDLES": str(bundles)}
 
 
 @contextlib.contextmanager
@@ -152,7 +153,10 @@ def compare(
     sources = {"before": before, "now": ROOT / "src"}
     figures: dict[str, list[Figure]] = {"before": [], "now": []}
     size = one.size // 10 if options.quick else one.size
-    watch = scraped if options.scrape else watched if options.console else unwatched
+    if options.scrape or options.console:
+        watch = scraped if options.scrape else watched
+    else:
+        watch = partial(unwatched, options.bundles)
     for pair in range(options.pairs):
         order = ["before", "now"] if pair % 2 == 0 else ["now", "before"]
         for name in order:
@@ -200,6 +204,7 @@ def main() -> None:
     watching = parser.add_mutually_exclusive_group()
     watching.add_argument("--scrape", action="store_true", help="read the metrics each second")
     watching.add_argument("--console", action="store_true", help="have the timeline open")
+    watching.add_argument("--bundles", type=int, default=1, help="how many bundles the topics have")
     parser.add_argument(
         "--only",
         nargs="*",

@@ -84,6 +84,8 @@ async def measure(url: str, late_ms: list[int]) -> None:
 async def divide(cluster: Cluster) -> None:
     """Give each node a share: with so few bundles, the hash may give all of them to one node."""
     async with escapement.connect(cluster.url, settings=PATIENT) as client:
+        while len((await client.admin("cluster.status"))["nodes"]) < len(cluster.nodes):  # noqa: ASYNC110 (in the brokers)
+            await trio.sleep(0.1)
         for bundle_id in range(BUNDLES):
             node = cluster.nodes[bundle_id % len(cluster.nodes)].address
             await client.admin("cluster.move", bundle=bundle_id, node=node)

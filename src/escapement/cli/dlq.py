@@ -23,6 +23,7 @@ _COLUMNS: Final = (
     "offset",
     "died_at_ms",
     "reason",
+    "detail",
     "attempts",
     "original_offset",
     "original_due_at_ms",

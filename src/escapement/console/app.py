@@ -1,13 +1,15 @@
 """The console as a Starlette application: the way of a request.
 
 A request comes with the id of a session. The console takes the connections of the session's user
-from a pool, lets the page answer, and shows an error of ours as a page. Requests that change
+from a pool, and lets the page answer. If that fails with an error of ours, the page shows its form
+again with the error. Requests that change
 something pass two more checks (``visit/guard.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from math import inf
 from pathlib import Path
@@ -138,20 +140,17 @@ class ConsoleApp:
         id, session = await self._session(request)
         form = await _form(request, session) if page.method == "POST" else MultiDict()
         async with self._clients.use(session.token) as client:
-            await self._refresh(session, client.broker)
             view = self._view(request, session, client.broker, form)
             try:
+                await self._refresh(session, client.broker)
                 response = await page.answer(view)
             except (Unauthenticated, OtherDatabase):
                 raise
             except EscapementError as error:
                 if view.is_htmx:
                     raise
-                # The user keeps the frame of the pages, which leads away from here.
-                status = status_of(error)
-                response = view.show(
-                    "frame/refused.html", status=status, title=status.phrase, error=str(error)
-                )
+                view.trouble = error
+                response = await _again(page, view)
         if request.cookies.get(COOKIE) != id:
             self._set_cookie(response, id)
         return response
@@ -313,6 +312,15 @@ class ConsoleApp:
         text = "The console could not answer. Its log has the reason."
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         return self._plain_page(request, "frame/error.html", status, error=text)
+
+
+async def _again(page: Page, view: View) -> Response:
+    """Return the answer to a request that was refused: the form again, if the page has one."""
+    if page.again is not None:
+        with suppress(EscapementError), trio.move_on_after(LONGEST_PAGE_S):
+            return await page.again(view)
+    # The user keeps the frame of the pages, which leads away from here.
+    return view.show("frame/refused.html")
 
 
 async def _form(request: Request, session: Session) -> MultiDict:

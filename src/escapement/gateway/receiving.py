@@ -18,6 +18,7 @@ from escapement.gateway.operation import Answer, Call, Operation
 from escapement.gateway.payload import Payload, ShownProperties, shown_properties
 from escapement.gateway.pull_consumers import Source
 from escapement.names import check_name
+from escapement.protocol.limits import MAX_DETAIL_CHARS
 
 # The most messages of one answer, and how long a request may wait for them.
 MOST_RECEIVED: Final = 1000
@@ -94,6 +95,13 @@ class GivenBack(Struct, forbid_unknown_fields=True):
     delay: Duration | None = None
 
 
+class GivenUp(Struct, forbid_unknown_fields=True):
+    """The offsets of messages that can never be processed, and why, such as "HTTP 410"."""
+
+    offsets: Annotated[list[Offset], Meta(min_length=1, max_length=MOST_ACKED)]
+    detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
+
+
 class Extension(Struct, forbid_unknown_fields=True):
     """The offsets of messages that a consumer still processes, and the time that it needs."""
 
@@ -135,6 +143,13 @@ async def nack(call: Call) -> Answer:
     """Give back messages that could not be processed. They are delivered again."""
     for inbox in await call.client.pulls.inboxes(_source(call)):
         await inbox.nack(call.body.offsets, call.body.delay)
+    return Answer(None)
+
+
+async def reject(call: Call) -> Answer:
+    """Give up messages that can never be processed. They become dead letters at once."""
+    for inbox in await call.client.pulls.inboxes(_source(call)):
+        await inbox.reject(call.body.offsets, call.body.detail)
     return Answer(None)
 
 
@@ -194,6 +209,7 @@ OPERATIONS: Final = [
     _operation("receive", "Receive messages, by long polling.", receive, Demand, Received),
     _operation("ack", "Acknowledge messages.", ack, Handled, Count),
     _operation("nack", "Give back failed messages.", nack, GivenBack, None),
+    _operation("reject", "Give up messages: they become dead letters.", reject, GivenUp, None),
     _operation("release", "Give back untried messages.", release, GivenBack, None),
     _operation("extend", "Extend the time to acknowledge messages.", extend, Extension, Count),
 ]

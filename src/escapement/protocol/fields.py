@@ -28,6 +28,7 @@ from escapement.protocol.limits import (
     MAX_BATCH_MESSAGES,
     MAX_CODE_CHARS,
     MAX_DEPTH,
+    MAX_DETAIL_CHARS,
     MAX_FIELDS,
     MAX_FRAME_BYTES,
     MAX_ID,
@@ -338,6 +339,7 @@ FieldTexts = Annotated[tuple[str, ...], Texts(MAX_TABLE_FIELDS, MAX_NAME_CHARS)]
 SubscriptionKind = Annotated[str, Choice(SUBSCRIPTION_KINDS)]
 Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
 Reason = Annotated[str, Text(MAX_REASON_CHARS)]
+Detail = Annotated[str, Text(MAX_DETAIL_CHARS)]
 Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]
 LogId = Annotated[bytes, ByteString(LOG_ID_BYTES)]
 BodyBytes = Annotated[Buffer, Body()]

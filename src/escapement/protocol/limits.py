@@ -51,6 +51,9 @@ MAX_CODE_CHARS: Final = 64
 MAX_REASON_CHARS: Final = 500
 # A host name of 253 characters, a colon and a port.
 MAX_ADDRESS_CHARS: Final = 260
+# The detail of a reject, such as "HTTP 410". Each rejected message has it in memory until its dead
+# letter is written.
+MAX_DETAIL_CHARS: Final = 200
 # The highest id of a bundle that a frame can name. Brokers have fewer bundles.
 MAX_BUNDLE: Final = 4095
 MAX_MESSAGE_CHARS: Final = 4096
@@ -80,6 +83,8 @@ LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
 LIMIT_REJECTS: Final = "max_rejects"
 # The most characters of the reason of a request. Only a broker that knows this field announces it.
 LIMIT_REASON: Final = "max_reason_chars"
+# The most characters of the detail of a Reject. Only a broker that knows this field announces it.
+LIMIT_DETAIL: Final = "max_detail_chars"
 # The number of bundles, the bundle of the connection, and the epoch of its broker's lease. Only a
 # broker of a database with several bundles announces them.
 LIMIT_BUNDLES: Final = "bundles"

@@ -183,7 +183,7 @@ async def _settle(message: Message, outcome: Outcome) -> None:
     if outcome.verdict is Verdict.ACKNOWLEDGE:
         await message.ack()
     elif outcome.verdict is Verdict.REJECT:
-        await message.reject()
+        await message.reject(outcome.reason)
     elif outcome.wait_ms is None:
         await message.nack()
     else:

@@ -81,7 +81,9 @@ class Pusher:
     async def run(self, until: Callable[[], Awaitable[None]], ready: Callable[[int], None]) -> None:
         """Run the deliveries; see ``run_push``."""
         targets = await self._targets()
-        ready(len(targets))
+        count = len(targets)
+        _log.info("push.ready", "messages are posted to endpoints", targets=count)
+        ready(count)
         failure: EscapementError | None = None
         async with trio.open_nursery() as deliveries:
             async with trio.open_nursery() as waiting:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Final, NamedTuple, TypeVar
 
 from escapement.clock import Clock
@@ -45,6 +46,8 @@ MAX_RECORDED: Final = 570
 TAKE_WAIT_S: Final = 25
 # How long the row of a dead process without leases is kept, for people who look for it.
 _KEPT_MS: Final = 3_600_000
+# The version of this program, which rows of its processes have.
+VERSION: Final = version("escapement")
 
 T = TypeVar("T")
 
@@ -344,12 +347,14 @@ def _replace(engine: Engine, connection: Connection, member: Member, now_ms: int
 
 def _describe(connection: Connection, member: Member) -> None:
     connection.execute(
-        f"UPDATE brokers SET name = ?, place = ?, address = ?, connection_ids = ? {_MINE}",
+        "UPDATE brokers SET name = ?, place = ?, address = ?, connection_ids = ?, version = ?"
+        f" {_MINE}",
         (
             member.identity.name,
             member.identity.place,
             member.address,
             member.connection_ids,
+            VERSION,
             *member.key,
         ),
     )

@@ -19,6 +19,7 @@ class LiveBroker:
     draining: bool
     left_ms: int  # how long its row is still valid
     load_per_s: int = 0  # messages published and delivered per second, at its last renewal
+    version: str = ""  # of the program; "" for a process of a version that does not tell it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,16 @@ class Ownership:
 
 
 # Both parts have as many columns, which mean: whether it is a bundle, owner, incarnation, bundle or
-# 0, epoch or time left, name or wanted owner, address, whether it is draining or owned, load or 0.
+# 0, epoch or time left, name or wanted owner, address, whether it is draining or owned, load or 0,
+# version or nothing.
 _SELECT = """
     SELECT 0, owner_id, incarnation, 0, expires_at_ms - {now_ms}, name, address, draining,
-        load_per_s
+        load_per_s, version
     FROM brokers WHERE expires_at_ms > {now_ms}
     UNION ALL
     SELECT 1, leases.owner_id, leases.incarnation, bundle_id, epoch, pinned_to, '',
         CASE WHEN leases.expires_at_ms <> {until_released} THEN leases.expires_at_ms > {now_ms}
-        ELSE COALESCE(brokers.expires_at_ms, 0) > {now_ms} END, 0
+        ELSE COALESCE(brokers.expires_at_ms, 0) > {now_ms} END, 0, ''
     FROM leases LEFT JOIN brokers ON brokers.owner_id = leases.owner_id
     AND brokers.incarnation = leases.incarnation
 """
@@ -56,11 +58,11 @@ def look_at_all(
     brokers: dict[str, LiveBroker] = {}
     bundles: dict[int, Ownership] = {}
     for row in connection.execute(sql).rows:
-        is_bundle, owner, incarnation, number, measure, name, address, flag, load = row
+        is_bundle, owner, incarnation, number, measure, name, address, flag, load, version = row
         if is_bundle:
             bundles[number] = Ownership(number, owner, incarnation, measure, not flag, name)
         else:
             brokers[owner] = LiveBroker(
-                owner, incarnation, name, address, bool(flag), measure, load
+                owner, incarnation, name, address, bool(flag), measure, load, version
             )
     return brokers, bundles

@@ -163,9 +163,9 @@ class Inbox:
         """
         self._loop.call(self._inbox.nack, what, delay)
 
-    def reject(self, what: What) -> None:
+    def reject(self, what: What, detail: str = "") -> None:
         """Reject messages that can never be processed; see ``escapement.Inbox.reject``."""
-        self._loop.call(self._inbox.reject, what)
+        self._loop.call(self._inbox.reject, what, detail)
 
     def release(self, what: What, delay: Delay | None = None) -> None:
         """Release messages, so that this delivery does not count as an attempt.
@@ -366,9 +366,12 @@ class Batch(Delivery["Message"]):
         """
         self._origin.nack(self.offsets, delay)
 
-    def reject(self) -> None:
-        """Reject all messages of the batch: they become dead letters."""
-        self._origin.reject(self.offsets)
+    def reject(self, detail: str = "") -> None:
+        """Reject all messages of the batch: they become dead letters.
+
+        See ``escapement.Inbox.reject``.
+        """
+        self._origin.reject(self.offsets, detail)
 
     def release(self, delay: Delay | None = None) -> None:
         """Release all messages of the batch, so that this delivery does not count as an attempt.
@@ -419,9 +422,13 @@ class Message(DeliveredRow):
         """
         self._columns._origin.nack(self.offset, delay)
 
-    def reject(self) -> None:
-        """Reject the message, because it can never be processed: it becomes a dead letter."""
-        self._columns._origin.reject(self.offset)
+    def reject(self, detail: str = "") -> None:
+        """Reject the message, because it can never be processed: it becomes a dead letter.
+
+        Args:
+          detail: why, in at most 200 characters, such as "HTTP 410". The dead letter has it.
+        """
+        self._columns._origin.reject(self.offset, detail)
 
     def release(self, delay: Delay | None = None) -> None:
         """Release the message, so that this delivery does not count as an attempt.

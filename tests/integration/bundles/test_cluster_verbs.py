@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -61,6 +62,7 @@ async def test_status_shows_live_nodes_and_the_owner_of_each_bundle(
             "id": "other-00000000",
             "name": "other:7650",
             "address": "other.example:7650",
+            "version": version("escapement"),
             "draining": False,
             "bundles": 0,
             "load_per_s": 0,

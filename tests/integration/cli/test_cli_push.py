@@ -14,12 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import trio
 
+import escapement
+from escapement.cli.output.table import counted
 from support.certificates import Authority
 from support.code_blocks import DOCS, blocks
-from support.processes.broker import BrokerProcess
+from support.processes.broker import PATIENT, BrokerProcess
 from support.processes.command_lines import Say
+from support.processes.http_server import HttpServerProcess
 from support.webhook_server import status, webhook_server
 
 TARGET: Final = ("orders", "billing")
@@ -68,7 +72,7 @@ async def test_process_posts_messages_and_stops_on_a_signal(
 
     async def tell(*words: str) -> Any:
         done = await trio.run_process([*program, *words], env=env, capture_stdout=True)
-        return json.loads(done.stdout) if words[-1] == "json" else None
+        return json.loads(done.stdout) if words[-1] == "json" else done.stdout
 
     async with webhook_server(authority.certify("127.0.0.1")) as server:
         names = ("letters", "sent")
@@ -92,7 +96,7 @@ async def test_process_posts_messages_and_stops_on_a_signal(
                 _, _, two = await server.until(3)
                 process.send_signal(signal.SIGTERM)
                 assert await process.wait() == 0
-                while not (letters := await tell("dlq", "list", *names, "-o", "json")):
+                while b"rejected" not in (listed := await tell("dlq", "list", *names)):
                     pass
         finally:
             with suppress(ProcessLookupError):
@@ -107,7 +111,50 @@ async def test_process_posts_messages_and_stops_on_a_signal(
         assert not verify("whsec_" + "A" * 44, post.headers, post.body)
         old = {**post.headers, "webhook-timestamp": str(int(time.time()) - 600)}
         assert not verify(secret, old, post.body)
-    assert [letter["reason"] for letter in letters] == ["rejected"]
+    assert re.search(rb"rejected +HTTP 410 +1 ", listed), listed
+
+
+@pytest.mark.parametrize("command", ["gateway", "console"])
+async def test_server_pushes_in_its_own_process_and_stops_on_a_signal(
+    command: str, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """B16: one process takes a message over HTTP and posts it."""
+    names, topic = {"topic": f"shop/eu/{command}", "subscription": "sent"}, f"shop/eu/{command}"
+    options = ("--push", "--allow-network", "127.0.0.0/8")
+    async with (
+        webhook_server(None) as server,
+        escapement.connect(broker.url, settings=PATIENT) as native,
+    ):
+        await native.admin("subscriptions.create", **names)
+        url = f"http://127.0.0.1:{server.port}/hook"
+        await native.admin("push.create", **names, url=url)
+        started = await trio.to_thread.run_sync(
+            lambda: HttpServerProcess(command, tmp_path, broker.url, *options)
+        )
+        try:
+            said = (tmp_path / f"{command}.out").read_text()
+            targets = counted(len(await native.admin("push.list")), "push target")
+            assert said == f"escapement {command} with {targets} is ready on {started.url}\n"
+            async with started.client(topic) as http:
+                assert (await http.post("messages", content=b"one")).status_code == 201
+            with trio.fail_after(60):
+                (post,) = await server.until(1)
+                assert await started.stop() == 0
+            assert post.body == b"one"
+            assert "push.ready" in started.complaints()
+            assert "Traceback" not in started.complaints()
+            (row,) = await native.admin("subscriptions.list", topic=topic)
+            assert row["unacknowledged"] == 0
+        finally:
+            started.remove()
+
+
+def test_process_ends_with_the_error_of_the_pusher(say: Say) -> None:
+    """B16: without a broker, a gateway that is to push does not start."""
+    away = ("--broker", "127.0.0.1:1")
+    said = say("gateway", *away, "--listen", "127.0.0.1:0", "--push", fails=1)
+    assert said.startswith("escapement: ")
+    assert "127.0.0.1:1" in said
 
 
 def test_authorities_that_are_no_certificates_are_refused(say: Say, tmp_path: Path) -> None:

@@ -164,6 +164,10 @@ async def test_running_job_is_stopped(mock_clock: trio.testing.MockClock) -> Non
         assert "Stop the job" not in text
         await world.clock.advance(seconds=30)
         assert (await broker.bulk.show("orders", change.id)).done == 0
+        change = await broker.bulk.cancel("orders", everything=True)
+        await ended(world, visitor, f"/jobs/{ORDERS}/{change.id}")
+        text = text_of(await visitor.send("/jobs/stop", sent | {"id": str(change.id)}))
+        assert "The job had ended before." in text
         assert (await visitor.get(f"/jobs/{ORDERS}/99")).status_code == 404
 
 

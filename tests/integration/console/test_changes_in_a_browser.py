@@ -60,10 +60,14 @@ async def test_job_shows_its_progress_until_it_has_ended(
         await tab.click("text=Run them now")
         await tab.follows()
         await tab.shows("Run now (job 1)", "h1")
+        await tab.fill("Reason", "ticket 7")
+        await tab.click("h1")
         for _ in range(5):
             await world.clock.advance(seconds=2)
         await tab.shows("50 of 50 messages")
         await tab.shows("done", ".state")
+        # The live part was replaced meanwhile, but not what the user has typed.
+        assert await tab.evaluate("document.querySelector('[name=reason]').value") == "ticket 7"
         (job,) = await broker.bulk.list()
         assert (job.state, job.done) == ("done", 50)
 

@@ -79,6 +79,28 @@ async def test_selected_dead_letters_are_sent_back_or_deleted(
             assert "has no dead letters" in await visitor.text(f"{PATH}?in={DLQ}")
 
 
+async def test_detail_of_a_reject_is_shown(mock_clock: trio.testing.MockClock) -> None:
+    """B14: in the list, and on the pages of the dead letter; only if there is one."""
+    async with testing.start() as world, world.connect() as broker:
+        await _die(world, broker, 2)
+        async with visiting(world) as visitor:
+            assert "Detail" not in await visitor.text(PATH)
+            producer = await broker.producer(TOPIC)
+            await producer.send_many([b"3", b"4"])
+            async with broker.consumer(TOPIC, "billing") as inbox:
+                gone, other = await arrived(inbox)
+                await gone.reject("HTTP 410 <i>")
+                await other.reject()
+                await world.clock.advance(seconds=3)
+            shown = await visitor.text(f"{PATH}?cause=rejected")
+            assert "Dead letter Original message Detail Key" in shown
+            assert f"{TOPIC}@2 HTTP 410 <i>" in shown
+            assert "Detail" not in await visitor.text(f"{PATH}?cause=nack")
+            assert "Detail HTTP 410 <i>" in await visitor.text(f"{PATH}/2")
+            assert "Detail HTTP 410 <i>" in await visitor.text(f"/messages/{DLQ}@2")
+            assert "Detail" not in await visitor.text(f"/messages/{DLQ}@3")
+
+
 async def test_dead_letter_is_edited_and_sent_again(mock_clock: trio.testing.MockClock) -> None:
     """B14: the new message has what the original had; the dead letter is deleted if ticked."""
     async with testing.start() as world, world.connect() as broker:

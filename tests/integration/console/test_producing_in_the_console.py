@@ -9,7 +9,9 @@ import trio.testing
 from escapement import testing
 from escapement.clock import unix_ms
 from escapement.console.text.payload_fields import fields_of
+from support.console.forms import form_of
 from support.console.visitor import text_of, visiting
+from support.roles import begin, connected, new_token
 
 # Friday. The clocks of Berlin go forward on Sunday.
 START_MS = unix_ms(datetime(2027, 3, 26, 12, tzinfo=UTC))
@@ -32,7 +34,8 @@ async def test_message_is_due_after_a_delay_or_at_a_time_of_the_browser(
         past = text_of(await visitor.get("/produce/preview?when=at&at=2027-03-01T02:30"))
         assert "This time has passed." in past
 
-        answer = await visitor.send("/produce", {"topic": "shop/eu/a", "payload": "x", **at})
+        sent = {"topic": "shop/eu/a", "create": "shop/eu/a", "payload": "x", **at}
+        answer = await visitor.send("/produce", sent)
         assert 'href="/messages/shop/eu/a@0"' in answer.text
         assert "Its topic has no subscription." in text_of(answer)
         await visitor.send("/produce", {"topic": "shop/eu/a", "when": "delay", "delay": "3m"})
@@ -96,13 +99,55 @@ async def test_refused_message_stays_in_the_form(mock_clock: trio.testing.MockCl
             assert answer.status_code == 400
             assert told in text_of(answer)
             assert 'name="key" value="kept"' in answer.text
-        sent = {"topic": "t", "dedup": "once", "payload": "x"}
+        sent = {"topic": "t", "create": "public/default/t", "dedup": "once", "payload": "x"}
         assert "is stored" in text_of(await visitor.send("/produce", sent))
         again = text_of(await visitor.send("/produce", sent))
         assert "already has a message with this dedup key. Nothing was stored." in again
         assert "Its id is public/default/t@0 ." in again
         async with world.connect() as broker:
             assert (await broker.admin("topics.stats", topic="t"))["next_offset"] == 1
+
+
+async def test_mistyped_topic_is_created_only_if_the_user_wants_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: the page asks, with what was typed, and for the very name that it will create."""
+    async with testing.start() as world, world.connect() as broker, visiting(world) as visitor:
+        sent = {"topic": "shop/eu/ordrs", "key": "kept", "payload": "x", "when": "now"}
+        ticked = sent | {"create": "shop/eu/ordrs"}
+        for fields, missing, is_ticked in (
+            (sent, "shop/eu/ordrs", False),
+            (ticked | {"topic": "shop/eu/odrers"}, "shop/eu/odrers", False),
+            (ticked | {"delay": "soon", "when": "delay"}, "shop/eu/ordrs", True),
+        ):
+            answer = await visitor.send("/produce", fields)
+            assert answer.status_code == (400 if is_ticked else 404)
+            assert is_ticked or f"There is no topic {missing}." in text_of(answer)
+            form = form_of(answer, "/produce")
+            assert (form["key"], form["payload"]) == (["kept"], ["x"])
+            box = f'name="create" value="{missing}"'
+            assert box in answer.text
+            assert form.get("create") == ([missing] if is_ticked else None)
+        assert (await broker.admin("topics.list"))["topics"] == []
+
+        assert 'name="create"' not in (await visitor.get("/produce?topic=shop/eu/odrers")).text
+        assert "is stored" in text_of(await visitor.send("/produce", ticked))
+        assert (await broker.admin("topics.list"))["topics"] == ["shop/eu/ordrs"]
+        assert "is stored" in text_of(await visitor.send("/produce", sent))
+
+
+async def test_user_who_may_not_look_is_not_asked_about_topics(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: the console does not know whether the topic exists."""
+    async with testing.start() as world:
+        async with connected(world, await begin(world)) as root:
+            token = await new_token(root, "nora")
+            await root.admin("grants.add", role="nora", pattern="shop/*", actions=["produce"])
+            async with visiting(world, token.text) as visitor:
+                sent = {"topic": "shop/eu/a", "payload": "x"}
+                assert "is stored" in text_of(await visitor.send("/produce", sent))
+            assert (await root.admin("topics.list"))["topics"] == ["shop/eu/a"]
 
 
 async def test_large_payload_is_not_put_into_a_form(mock_clock: trio.testing.MockClock) -> None:

@@ -18,6 +18,7 @@ from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.names import TopicName
+from escapement.protocol.limits import MAX_DETAIL_CHARS
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
@@ -118,7 +119,7 @@ async def test_rejected_message_becomes_a_dead_letter_at_its_first_attempt(
         await producer.send_many([b"bad", b"good", b"bad too"], keys=["a", "b", "c"])
         async with broker.consumer("x", "s", kind=kind) as inbox:
             bad, good, other = await arrived(inbox)
-            await bad.reject()
+            await bad.reject("no customer: żółw")
             await inbox.reject([other.id])
             await settled(world)
             found = await dead_letters(broker)
@@ -126,6 +127,7 @@ async def test_rejected_message_becomes_a_dead_letter_at_its_first_attempt(
                 (b"bad", "rejected", 1),
                 (b"bad too", "rejected", 1),
             ]
+            assert [row.get("detail") for row in found] == ["no customer: żółw", None]
             await good.ack(durable=True)
         await world.crash()
         await world.restart()
@@ -133,7 +135,46 @@ async def test_rejected_message_becomes_a_dead_letter_at_its_first_attempt(
         async with broker.consumer("x", "s", kind=kind) as inbox:
             await world.clock.advance(days=3)
             assert await arrived(inbox) == []
-        assert len(await dead_letters(broker)) == 2
+        assert await dead_letters(broker) == found
+
+
+async def test_detail_of_a_reject_stays_with_its_dead_letter(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: a message that is sent back has no detail, until it is rejected again."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await (await broker.producer("x")).send_many([b"1", b"2", b"3"], properties=[{"n": 7}] * 3)
+        async with broker.consumer("x", "s") as inbox:
+            one, *others = await arrived(inbox)
+            await inbox.reject(others, "HTTP 410")
+            await one.reject("x" * MAX_DETAIL_CHARS)
+            await settled(world)
+            found = await dead_letters(broker)
+            details = ["x" * MAX_DETAIL_CHARS, "HTTP 410", "HTTP 410"]
+            assert [row["detail"] for row in found] == details
+            await broker.admin("dlq.redrive", **NAMES, offsets=[found[1]["offset"]])
+            await settled(world)
+            (again,) = await arrived(inbox)
+            assert again.properties == {"n": 7}
+            for wrong in ("x" * (MAX_DETAIL_CHARS + 1), "\ud800", 410):
+                with pytest.raises(InvalidRequest, match="detail"):
+                    await again.reject(wrong)  # type: ignore[arg-type]
+            await again.reject()
+            await settled(world)
+            details.pop(1)
+            assert [row.get("detail") for row in await dead_letters(broker)] == [*details, None]
+        async with broker.consumer(DLQ, "mine", position="earliest") as inbox:
+            first, *_ = await arrived(inbox)
+            await first.reject("once more")
+            await settled(world)
+            theirs = {"topic": DLQ, "subscription": "mine"}
+            (twice,) = await broker.admin("dlq.list", **theirs)
+            assert twice["detail"] == "once more"
+            assert await broker.admin("dlq.redrive", **theirs) == {"redriven": 1}
+            await settled(world)
+            (back,) = await arrived(inbox)
+            assert back.properties == first.properties
 
 
 async def test_redriven_message_is_unchanged_and_delivered_once(

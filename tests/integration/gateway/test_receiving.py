@@ -123,6 +123,30 @@ async def test_messages_are_given_back_and_extended(gateway: HttpServerProcess) 
         assert await count(http, "extend", 0, wait="1h") == 0
 
 
+async def test_rejected_message_becomes_a_dead_letter_with_its_detail(
+    broker: BrokerProcess, gateway: HttpServerProcess
+) -> None:
+    """B15: at once, however many attempts the subscription permits."""
+    topic = "shop/eu/rejects"
+    async with (
+        escapement.connect(broker.url, settings=PATIENT) as native,
+        gateway.client(topic) as http,
+    ):
+        await begin(http)
+        await publish(http, "x")
+        (message,) = await receive(http)
+        long = await http.post(HERE + "reject", json={"offsets": [0], "detail": "x" * 201})
+        assert (long.status_code, long.json()["code"]) == (400, "invalid_request")
+        await give_back(http, "reject", message["offset"], detail="no such customer")
+        names = {"topic": topic, "subscription": "s"}
+        with trio.fail_after(30):
+            while not (letters := await native.admin("dlq.list", **names)):
+                pass
+        assert [(one["reason"], one["detail"]) for one in letters] == [
+            ("rejected", "no such customer")
+        ]
+
+
 async def test_gateways_share_acknowledgements_and_free_messages_when_they_die(
     broker: BrokerProcess, gateway: HttpServerProcess, tmp_path: Path
 ) -> None:

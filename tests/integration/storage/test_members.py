@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -220,20 +221,22 @@ def test_connections_of_all_bundles_of_a_dead_process_are_killed(
         writer.close()
 
 
-def test_broker_of_the_version_before_works_on_a_table_with_loads(
+def test_broker_of_the_version_before_works_on_a_table_with_loads_and_versions(
     engine: Engine, connection: Connection, clock: HandClock
 ) -> None:
-    """O9: it neither inserts nor updates the column."""
+    """O9: it neither inserts nor updates the columns, so its load and its version are unknown."""
     connection.execute(
         "INSERT INTO brokers (owner_id, incarnation, name, place, address, expires_at_ms, seen_ms,"
         " draining, connection_ids) VALUES ('id-1', 'i', 'one', 'here', '', 0, 0, 0, '')"
     )
     now_ms = engine.dialect.now_ms
     connection.execute(f"UPDATE brokers SET expires_at_ms = {now_ms} + 10000")
-    assert look_at_all(engine, connection)[0]["id-1"].load_per_s == 0
+    older = look_at_all(engine, connection)[0]["id-1"]
+    assert (older.load_per_s, older.version) == (0, "")
     newer = joined(engine, ONE, clock)
     members.renew(engine, connection, newer, clock, load_per_s=2**40)
-    assert look_at_all(engine, connection)[0]["id-1"].load_per_s == 2**40
+    found = look_at_all(engine, connection)[0]["id-1"]
+    assert (found.load_per_s, found.version) == (2**40, version("escapement"))
 
 
 def test_brokers_and_bundles_are_listed_together(
@@ -248,7 +251,9 @@ def test_brokers_and_bundles_are_listed_together(
     left_ms = brokers["id-1"].left_ms
     assert HOUR_MS - 60_000 < left_ms <= HOUR_MS
     assert brokers == {
-        "id-1": LiveBroker("id-1", one.incarnation, "one", "one:7650", True, left_ms, 12)
+        "id-1": LiveBroker(
+            "id-1", one.incarnation, "one", "one:7650", True, left_ms, 12, version("escapement")
+        )
     }
     assert bundles == {
         0: Ownership(0, "id-1", one.incarnation, 1, False),

@@ -168,7 +168,7 @@ async def test_snapshot_of_an_older_version_is_migrated_and_of_a_newer_one_refus
     with closing(SqliteEngine(data / FILE_NAME).connect()) as connection:
         newest = len(schema.migrations())
         connection.execute("DELETE FROM schema_migrations WHERE version = ?", (newest,))
-        connection.execute("ALTER TABLE brokers DROP COLUMN load_per_s")
+        connection.execute("ALTER TABLE brokers DROP COLUMN version")
     snapshot.take(data, tmp_path / "older", quiet)
     snapshot.restore(tmp_path / "older", tmp_path / "new", quiet)
     with closing(SqliteEngine(tmp_path / "new" / FILE_NAME).connect()) as connection:

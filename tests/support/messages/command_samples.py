@@ -42,6 +42,7 @@ SAMPLES: list[c.Command] = [
     c.Ack(5, 1, None, COLUMN, COLUMN + 1),
     c.Nack(6, 1, COLUMN, -1),
     c.Reject(6, 1, COLUMN),
+    c.Reject(6, 1, COLUMN, "HTTP 410"),
     c.Acked(5, 3),
     c.CloseConsumer(7, 1),
     c.CloseConsumer(7, 1, COLUMN),

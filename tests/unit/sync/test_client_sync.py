@@ -19,7 +19,12 @@ from escapement.errors import Disconnected, InvalidRequest, LimitExceeded, NotFo
 from escapement.field import Field
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
-from escapement.protocol.limits import MAX_FRAME_BYTES
+from escapement.protocol.limits import (
+    LIMIT_DETAIL,
+    LIMIT_REJECTS,
+    MAX_DETAIL_CHARS,
+    MAX_FRAME_BYTES,
+)
 from escapement.sync import connect
 from escapement.sync.loop import MAX_POSTED, MAX_POSTED_BYTES, Loop
 from support.listening_peer import busy, listening, until
@@ -75,6 +80,24 @@ def test_sync_client_produces_and_consumes(backend: str) -> None:
         assert released == [([2], 0), ([2, 3], 1000)]
         nacked = [o for nack in peer.heard_of(wire.Nack) for o in nack.offsets.tolist()]
         assert nacked == [1, 5]
+
+
+def test_rejects_have_a_detail() -> None:
+    """V1: of a message, a batch, and messages by offset."""
+    with listening() as (peer, portal, url):
+        peer.limits = {LIMIT_REJECTS: 1, LIMIT_DETAIL: MAX_DETAIL_CHARS}
+        with connect(url) as broker, broker.consumer("t", "s") as inbox:
+            portal.call(peer.deliver, [b"a", b"b"], [0, 1])
+            batch = inbox.next_batch()
+            assert batch is not None
+            batch[0].reject("of a message")
+            batch.reject("of a batch")
+            inbox.reject([7], "by offset")
+            inbox.reject(8)
+            with pytest.raises(InvalidRequest, match="200 characters"):
+                inbox.reject(9, "x" * 201)
+        sent = {one.detail: one.offsets.tolist() for one in peer.heard_of(wire.Reject)}
+    assert sent == {"of a message": [0], "of a batch": [0, 1], "by offset": [7], "": [8]}
 
 
 def test_objects_show_the_names_of_the_async_client() -> None:

@@ -14,11 +14,12 @@ from escapement.broker.cluster import ClusterView
 
 
 class ClusterNode(TypedDict):
-    """A live node."""
+    """A live node. ``version`` is None for a node of a version that does not tell it."""
 
     id: str
     name: str
     address: str
+    version: str | None
     draining: bool
     bundles: int
     load_per_s: int
@@ -98,6 +99,7 @@ def _node(broker: Broker, view: ClusterView, node_id: str) -> ClusterNode:
         "id": node_id,
         "name": node.name,
         "address": node.address,
+        "version": node.version or None,
         "draining": node.draining,
         "bundles": view.bundles_of(node_id),
         "load_per_s": node.load_per_s,

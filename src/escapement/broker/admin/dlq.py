@@ -25,6 +25,7 @@ class DeadLetter(TypedDict):
     offset: int
     due_at_ms: int
     reason: NotRequired[str]
+    detail: NotRequired[str]
     attempts: NotRequired[int]
     subscription: NotRequired[str]
     died_at_ms: NotRequired[int]

@@ -271,15 +271,17 @@ class Consuming:
         offsets: Int64s,
         delay_ms: int | None,
         reason: Reason = "nack",
+        detail: str = "",
     ) -> int:
         """Give failed messages back, to be retried; return how many were in flight to the consumer.
 
         Args:
           delay_ms: the wait before the retry; None for the consumer's back-off.
           reason: "nack", or "rejected" for messages that become dead letters at once.
+          detail: why the consumer rejects them; "" if it does not say.
         """
         count = handle.subscription.negative_acknowledge(
-            handle.consumer, offsets, delay_ms, self._clock.now_ms(), reason
+            handle.consumer, offsets, delay_ms, self._clock.now_ms(), reason, detail
         )
         self.wake(handle)
         self._on_change(handle.topic, handle.subscription)

@@ -174,7 +174,9 @@ class Consumers(RequestHandler):
     def _reject(self, command: wire.Reject) -> None:
         handle = self._handles.get(command.consumer_id)
         consuming = self._broker.consuming
-        count = consuming.negative_acknowledge(handle, command.offsets, None, "rejected")
+        count = consuming.negative_acknowledge(
+            handle, command.offsets, None, "rejected", command.detail
+        )
         self._acked(command, count)
 
     def _extend(self, command: wire.Extend) -> None:

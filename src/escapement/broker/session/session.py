@@ -50,6 +50,7 @@ from escapement.protocol.limits import (
     LIMIT_BUNDLE,
     LIMIT_BUNDLES,
     LIMIT_DELAY_MS,
+    LIMIT_DETAIL,
     LIMIT_EPOCH,
     LIMIT_FRAME_BYTES,
     LIMIT_LOG,
@@ -58,6 +59,7 @@ from escapement.protocol.limits import (
     LIMIT_REPLACE_KEYS,
     MAX_ACK_ROWS,
     MAX_BATCH_MESSAGES,
+    MAX_DETAIL_CHARS,
     MAX_FRAME_BYTES,
     MAX_REASON_CHARS,
     PROTOCOL_VERSION,
@@ -287,6 +289,7 @@ class Session:
             LIMIT_REPLACE_KEYS: self._limits.replace_keys,
             LIMIT_REJECTS: MAX_ACK_ROWS,
             LIMIT_REASON: MAX_REASON_CHARS,
+            LIMIT_DETAIL: MAX_DETAIL_CHARS,
             LIMIT_LOG: chosen.services.log_identity,
         }
         if chosen.directory.count > 1:

@@ -262,15 +262,17 @@ class SharedSubscription(DueSubscription):
         if old is not None:
             self._read_from(old.skip_none())
 
-    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+    def _return(
+        self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None, detail: str = ""
+    ) -> None:
         if self._order is not None and self.record.policy.on_retry != HOLD:
             self._order.release(rows)  # a message in retry does not keep its key busy
-        super()._return(rows, next_ms, now_ms, reason)
+        super()._return(rows, next_ms, now_ms, reason, detail)
 
-    def _give_up_on(self, rows: Rows, reason: Reason) -> None:
+    def _give_up_on(self, rows: Rows, reason: Reason, detail: str) -> None:
         if self._order is not None:
             self._order.release(rows)
-        super()._give_up_on(rows, reason)
+        super()._give_up_on(rows, reason, detail)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
         if self._order is not None and self.record.policy.on_retry == HOLD:

@@ -444,6 +444,7 @@ class Subscription(ABC):
         delay_ms: int | None,
         now_ms: int,
         reason: Reason = "nack",
+        detail: str = "",
     ) -> int:
         """Give failed messages back, and retry them later.
 
@@ -453,6 +454,7 @@ class Subscription(ABC):
           delay_ms: the wait before the retry; None for the consumer's back-off.
           reason: "nack", or "rejected" for messages that are not to be retried. A subscription
             without dead letters, of a message table, retries these too.
+          detail: why the consumer rejects them, for their dead letters; "" if it does not say.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         if delay_ms is None:
@@ -461,7 +463,7 @@ class Subscription(ABC):
         else:
             next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS), np.int64)
         self.counts.nacked += rows.height
-        self._return(rows, next_ms, now_ms, reason)
+        self._return(rows, next_ms, now_ms, reason, detail)
         return rows.height
 
     def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
@@ -488,12 +490,15 @@ class Subscription(ABC):
         """
         return self.in_flight.extend(offsets, consumer.id, now_ms + min(wait_ms, CEILING_MS))
 
-    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+    def _return(
+        self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None, detail: str = ""
+    ) -> None:
         """Retry messages taken back from a consumer, or make them dead after their last attempt.
 
         Args:
           next_ms: when to retry each message; int64[n].
           reason: why the delivery failed. None if it did not fail; then no message becomes dead.
+          detail: what the consumer says about it.
         """
         if not rows.height:
             return
@@ -507,13 +512,13 @@ class Subscription(ABC):
         if most and reason is not None:
             over = rows.counts >= most
             if over.any():
-                self._give_up_on(rows.pick(over), reason)
+                self._give_up_on(rows.pick(over), reason, detail)
                 rows, next_ms = rows.pick(~over), next_ms[~over]
         self._wait(rows, next_ms, now_ms)
 
-    def _give_up_on(self, rows: Rows, reason: Reason) -> None:
+    def _give_up_on(self, rows: Rows, reason: Reason, detail: str) -> None:
         """Make messages dead, because their last attempt failed."""
-        self.dead.add(Dead.of(rows, reason))
+        self.dead.add(Dead.of(rows, reason, detail))
         self._on_dead(self)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:

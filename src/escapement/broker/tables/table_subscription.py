@@ -124,7 +124,9 @@ class TableSubscription(SharedSubscription):
 
     # -- giving back -----------------------------------------------------------------------
 
-    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+    def _return(
+        self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None, detail: str = ""
+    ) -> None:
         if not rows.height:
             return
         rows = counted(rows)

@@ -15,7 +15,7 @@ from escapement.client.broker import Broker
 from escapement.errors import Conflict
 from escapement.storage.bundles import MAX_BUNDLES
 
-_NODES: Final = ("id", "address", "draining", "bundles", "load_per_s", "left", "here")
+_NODES: Final = ("id", "address", "version", "drains", "bundles", "load", "left", "here")
 _BUNDLES: Final = ("bundle", "owner", "epoch", "free", "pinned_to")
 # The least characters of an id in a table. The whole id has 32.
 _SHORT_ID: Final = 8
@@ -41,9 +41,10 @@ def cluster() -> None:
 def show_status(admin: AdminCommand) -> None:
     """Show the live nodes, and the owner of each bundle.
 
-    "here" marks the node that answered. "load per s" is the number of messages per second that the
-    node publishes and delivers. "left" is the time after which other nodes take the bundles of a
-    node that does not renew its lease. With -o json, ids are whole.
+    "here" marks the node that answered. "load" is the number of messages per second that the node
+    publishes and delivers. "left" is the time after which other nodes take the bundles of a node
+    that does not renew its lease. A node of an earlier version may not tell its version ("-").
+    With -o json, ids are whole.
     """
     admin.ask("cluster.status", print_status)
 
@@ -61,7 +62,15 @@ def print_status(status: dict[str, Any]) -> None:
         return None if id is None else names.get(id, id[:length])
 
     rows = [
-        {**_readable(one), "id": one["id"][:length], "address": names[one["id"]]} for one in nodes
+        {
+            **_readable(one),
+            "id": one["id"][:length],
+            "address": names[one["id"]],
+            # Shorter titles, so that a row fits a line of 80 columns.
+            "drains": one["draining"],
+            "load": one["load_per_s"],
+        }
+        for one in nodes
     ]
     print_rows(rows, _NODES, "no live nodes")
     click.echo()
@@ -80,7 +89,7 @@ def _print_node(node: dict[str, Any]) -> None:
 
 def _readable(node: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a node with the rest of its lease in seconds."""
-    left = {"left": f"{node['left_ms'] / 1000:.1f} s"}
+    left = {"left": f"{node['left_ms'] / 1000:.0f} s"}
     return {key: value for key, value in node.items() if key != "left_ms"} | left
 
 

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import click
-import trio
 
-from escapement.broker.crash import one_error
 from escapement.broker.front.certificates import TlsFiles
 from escapement.cli.input.http_options import connecting, http_options
 from escapement.cli.input.log_options import log_options
-from escapement.cli.operation.stop_signal import stopped
+from escapement.cli.input.push_options import push_switch, pusher_beside
+from escapement.cli.operation.serving import run_server
 from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.client.connection.address import Addresses
 from escapement.console.config import DEFAULT_CONSOLE_PORT, ConsoleConfig
@@ -30,7 +29,8 @@ from escapement.loopback import is_loopback
 
     Open the address in a browser. If the brokers have access control, users sign in with their
     tokens, and see and do what their grants allow. The console has no rights of its own.
-    It also answers the requests of `escapement gateway`.
+    It also answers the requests of `escapement gateway`. With --push it also posts messages to
+    endpoints, like `escapement push`. Only these posts use the token of the process.
     """,
 )
 @http_options("console", DEFAULT_CONSOLE_PORT)
@@ -50,6 +50,7 @@ from escapement.loopback import is_loopback
     show_envvar=True,
     help="Address of a trace, with {trace_id} in it. Messages with a trace link to it.",
 )
+@push_switch("console")
 @log_options()
 def console(
     listen: tuple[str, int],
@@ -59,6 +60,9 @@ def console(
     insecure: bool,
     banner: str,
     trace_url: str,
+    push: bool,
+    networks: tuple[str, ...],
+    target_ca: str | None,
     log_level: str,
     log_format: LogFormat,
 ) -> None:
@@ -74,13 +78,11 @@ def console(
 
     people = connecting(at_broker, "console", "Sign in with a token.")
     programs = connecting(at_broker, "gateway", "Send a token: Authorization: Bearer TOKEN.")
-
-    def ready(address: str) -> None:
-        scheme = "http" if config.tls_cert is None else "https"
-        click.echo(f"escapement console is ready on {scheme}://{address}")
-
-    with one_error():
-        trio.run(run_console, config, people, programs, stopped, ready)
+    run_server(
+        config,
+        partial(run_console, config, people, programs),
+        pusher_beside(push, at_broker, networks, target_ca),
+    )
 
 
 def beside(host: str, port: int, tls: TlsFiles | None) -> Callable[[str], Awaitable[None]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
-import trio
 
-from escapement.broker.crash import one_error
 from escapement.cli.input.http_options import connecting, http_options
 from escapement.cli.input.log_options import log_options
-from escapement.cli.operation.stop_signal import stopped
+from escapement.cli.input.push_options import push_switch, pusher_beside
+from escapement.cli.operation.serving import run_server
 from escapement.cli.output.log_format import LogFormat, start_logging
 from escapement.client.connection.address import Addresses
 from escapement.gateway.config import DEFAULT_GATEWAY_PORT, GatewayConfig
@@ -22,6 +22,7 @@ from escapement.gateway.config import DEFAULT_GATEWAY_PORT, GatewayConfig
       escapement gateway
       escapement gateway --broker a.example:7650,b.example:7650
       escapement gateway --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem
+      escapement --token-file push.token gateway --push
 
     \b
     Then, from any language:
@@ -31,9 +32,13 @@ from escapement.gateway.config import DEFAULT_GATEWAY_PORT, GatewayConfig
     Each request needs a token if the broker has access control: the header Authorization: Bearer
     TOKEN. The gateway has no rights of its own. GET /openapi.json describes all requests.
     SIGTERM and Ctrl-C stop the gateway: it finishes the requests in progress.
+
+    With --push the process also posts messages to endpoints, like `escapement push`. Only these
+    posts use the token of the process.
     """,
 )
 @http_options("gateway", DEFAULT_GATEWAY_PORT)
+@push_switch("gateway")
 @log_options()
 def gateway(
     listen: tuple[str, int],
@@ -41,6 +46,9 @@ def gateway(
     tls_cert: Path | None,
     tls_key: Path | None,
     insecure: bool,
+    push: bool,
+    networks: tuple[str, ...],
+    target_ca: str | None,
     log_level: str,
     log_format: LogFormat,
 ) -> None:
@@ -55,10 +63,5 @@ def gateway(
     from escapement.gateway.gateway import run_gateway
 
     connected = connecting(at_broker, "gateway", "Send a token: Authorization: Bearer TOKEN.")
-
-    def ready(address: str) -> None:
-        scheme = "http" if config.tls_cert is None else "https"
-        click.echo(f"escapement gateway is ready on {scheme}://{address}")
-
-    with one_error():
-        trio.run(run_gateway, config, connected, stopped, ready)
+    beside = pusher_beside(push, at_broker, networks, target_ca)
+    run_server(config, partial(run_gateway, config, connected), beside)

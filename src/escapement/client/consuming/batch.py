@@ -29,7 +29,7 @@ class Holder(Origin, Protocol):
     def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the negative acknowledgement of the messages at ``offsets``, without waiting."""
 
-    def _give_up(self, offsets: Int64s) -> None:
+    def _give_up(self, offsets: Int64s, detail: str) -> None:
         """Queue the rejection of the messages at ``offsets``, without waiting."""
 
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
@@ -75,9 +75,9 @@ class Batch(Delivery["Message"]):
         """
         self._origin._give_back(self.offsets, delay)
 
-    async def reject(self) -> None:
+    async def reject(self, detail: str = "") -> None:
         """Reject all messages of the batch: they become dead letters. See ``Inbox.reject``."""
-        self._origin._give_up(self.offsets)
+        self._origin._give_up(self.offsets, detail)
 
     async def release(self, delay: Delay | None = None) -> None:
         """Release all messages of the batch, so that this delivery does not count as an attempt.
@@ -145,12 +145,15 @@ class Message(DeliveredRow):
         """
         self._columns._origin._give_back(np.array([self.offset], np.int64), delay)
 
-    async def reject(self) -> None:
+    async def reject(self, detail: str = "") -> None:
         """Reject the message, because it can never be processed: it becomes a dead letter.
 
         See ``Inbox.reject``.
+
+        Args:
+          detail: why, in at most 200 characters, such as "HTTP 410". The dead letter has it.
         """
-        self._columns._origin._give_up(np.array([self.offset], np.int64))
+        self._columns._origin._give_up(np.array([self.offset], np.int64), detail)
 
     async def release(self, delay: Delay | None = None) -> None:
         """Release the message, so that this delivery does not count as an attempt.

@@ -42,7 +42,7 @@ from escapement.client.constructor import internal
 from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
-from escapement.client.consuming.return_queue import BACK_OFF, ReturnKind, ReturnQueue
+from escapement.client.consuming.return_queue import BACK_OFF, ReturnKind, ReturnQueue, check_detail
 from escapement.client.delivery import Source
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
@@ -54,7 +54,7 @@ from escapement.message import Int64s
 from escapement.names import SUBSCRIPTION_KINDS, check_name, full_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
-from escapement.protocol.limits import LIMIT_REJECTS, MAX_ACK_ROWS, MAX_PERMITS
+from escapement.protocol.limits import LIMIT_DETAIL, LIMIT_REJECTS, MAX_ACK_ROWS, MAX_PERMITS
 from escapement.traits import KeyRange, check_key_range
 
 _log = EventLog("escapement.client")
@@ -357,7 +357,7 @@ class Inbox(Attached):
         """
         self._give_back(self._named(what), delay)
 
-    async def reject(self, what: What) -> None:
+    async def reject(self, what: What, detail: str = "") -> None:
         """Reject messages that can never be processed: the broker makes them dead letters.
 
         It does so at once, however many deliveries the subscription permits. The call does not
@@ -367,8 +367,13 @@ class Inbox(Attached):
 
         Args:
           what: the messages, as for ``ack``.
+          detail: why, in at most 200 characters, such as "HTTP 410". The dead letters have it
+            beside their reason, ``rejected``. A broker of an earlier version leaves it out.
+
+        Raises:
+          InvalidRequest: if an argument is not valid. Nothing is sent.
         """
-        self._give_up(self._named(what))
+        self._give_up(self._named(what), detail)
 
     async def release(self, what: What, delay: Delay | None = None) -> None:
         """Release messages: the broker redelivers them without counting this delivery.
@@ -532,17 +537,17 @@ class Inbox(Attached):
         delay_ms = BACK_OFF if delay is None else delivery_times.delay_ms(delay)
         self._return(wire.Nack, offsets, delay_ms)
 
-    def _give_up(self, offsets: Int64s) -> None:
+    def _give_up(self, offsets: Int64s, detail: str) -> None:
         """Queue the rejection of the messages at ``offsets``, without waiting."""
-        self._return(wire.Reject, offsets, BACK_OFF)
+        self._return(wire.Reject, offsets, BACK_OFF, check_detail(detail))
 
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the release of the messages at ``offsets``, without waiting."""
         self._return(wire.Release, offsets, 0 if delay is None else delivery_times.delay_ms(delay))
 
-    def _return(self, kind: ReturnKind, offsets: Int64s, delay_ms: int) -> None:
+    def _return(self, kind: ReturnKind, offsets: Int64s, delay_ms: int, detail: str = "") -> None:
         if self._state is State.READY and len(offsets):
-            self._returned.add(kind, offsets, delay_ms)
+            self._returned.add(kind, offsets, delay_ms, detail)
             self._line.wake(self)
 
     async def aclose(self) -> None:
@@ -623,12 +628,13 @@ class Inbox(Attached):
 
     def _send_back(self) -> None:
         link = self._line.link
-        rejects = link is not None and LIMIT_REJECTS in link.welcome.limits
-        for kind, piece, delay_ms in self._returned.take():
+        known = {} if link is None else link.welcome.limits
+        for kind, piece, delay_ms, detail in self._returned.take():
             if kind is wire.Release:
                 self._line.send(wire.Release(0, self._id, piece, delay_ms))
-            elif kind is wire.Reject and rejects:
-                self._line.send(wire.Reject(0, self._id, piece))
+            elif kind is wire.Reject and LIMIT_REJECTS in known:
+                said = detail if LIMIT_DETAIL in known else ""
+                self._line.send(wire.Reject(0, self._id, piece, said))
             else:
                 self._line.send(wire.Nack(0, self._id, piece, delay_ms))
 

@@ -96,9 +96,9 @@ class TracedInbox(Inbox):
         with self._settling("nack", len(offsets)):
             super()._give_back(offsets, delay)
 
-    def _give_up(self, offsets: Int64s) -> None:
+    def _give_up(self, offsets: Int64s, detail: str) -> None:
         with self._settling("reject", len(offsets)):
-            super()._give_up(offsets)
+            super()._give_up(offsets, detail)
 
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         with self._settling("release", len(offsets)):

@@ -37,6 +37,8 @@ OVER: Final[dict[State, str]] = {
 }
 # The most conditions on properties.
 _MOST_PROPERTIES: Final = 20
+# The fields of a filter that are times.
+_TIMES: Final = ("from_", "until", "published")
 
 
 class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
@@ -63,9 +65,17 @@ class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
         Raises:
           InvalidRequest: if one is not a time.
         """
-        for name in ("from_", "until", "published"):
+        for name in _TIMES:
             if text := getattr(self, name):
                 setattr(self, name, str(time_of(text, zone)))
+
+    def forget_inexact(self, zone: tzinfo) -> None:
+        """Do as ``exact``, and forget what is not a time."""
+        for name in _TIMES:
+            try:
+                setattr(self, name, str(time_of(getattr(self, name), zone)))
+            except InvalidRequest:
+                setattr(self, name, "")
 
     @property
     def from_ms(self) -> int | None:

@@ -47,7 +47,7 @@ async def topics_at(broker: Broker, where: str) -> Topics:
     except InvalidRequest:
         full = ""
     if full and slashes >= 2:
-        if await _exists(broker, full):
+        if await exists(broker, full):
             return Topics([full], 1, is_one=True)
     elif slashes == 1:
         try:
@@ -65,7 +65,8 @@ async def topics_at(broker: Broker, where: str) -> Topics:
     return _topics(answer, where)
 
 
-async def _exists(broker: Broker, topic: str) -> bool:
+async def exists(broker: Broker, topic: str) -> bool:
+    """Return whether a topic exists. The user must have the right to look at it."""
     try:
         await broker.admin("topics.get", topic=topic)
     except NotFound:

@@ -19,6 +19,7 @@ from escapement.client.administration.bulk import BulkChange
 from escapement.client.administration.outcome import Outcome, Outcomes
 from escapement.clock import moment
 from escapement.console.finding.filter import BY_INDEX, Filter
+from escapement.console.pages import find
 from escapement.console.text.histories import outcome
 from escapement.console.text.times import time_of
 from escapement.console.visit.view import Page, View
@@ -132,6 +133,19 @@ async def _preview(view: View) -> Response:
     )
 
 
+async def _list_again(view: View) -> Response:
+    """Show the page Find again, if the action was sent from there."""
+    asked = view.sent(Asked)
+    if asked.back.split("?")[0] == find.PATH:
+        query = find.Query.of(asked.back)
+    elif asked.where and not asked.subscription:
+        query = view.sent(find.Query)
+    else:
+        raise InvalidRequest("The form is not of the page Find.")
+    query.forget_inexact(view.zone)
+    return await find.show_list(view, query)
+
+
 async def _act(view: View) -> Response:
     """Carry out an action."""
     change = view.sent(Change)
@@ -147,7 +161,7 @@ async def _act(view: View) -> Response:
         outcomes += await _amend(view, change, topic, offsets)
     return view.show(
         "messages/act_done.html",
-        back=change.back if change.back.startswith("/find?") else "/find",
+        back=change.back if change.back.startswith(f"{find.PATH}?") else find.PATH,
         words=WORDS[change.action],
         counts=_counts(outcomes),
         rows=[
@@ -232,6 +246,6 @@ def _counts(outcomes: Sequence[Outcome]) -> tuple[int, int]:
 
 
 PAGES: Final = [
-    Page("/act", _preview, method="POST"),
-    Page("/act/now", _act, method="POST"),
+    Page("/act", _preview, method="POST", again=_list_again),
+    Page("/act/now", _act, method="POST", again=_preview),
 ]

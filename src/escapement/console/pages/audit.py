@@ -48,6 +48,10 @@ async def _audit(view: View) -> Response:
     return view.show("brokers/audit.html", asked=asked, rows=rows, more=more)
 
 
+async def _again(view: View) -> Response:
+    return view.show("brokers/audit.html", asked=view.readable(Query))
+
+
 def _position(text: str) -> list[int]:
     try:
         at_ms, id = msgspec.convert(text.split(","), tuple[Number, Number], strict=False)
@@ -65,4 +69,4 @@ def _pairs(arguments: str) -> list[tuple[str, str]]:
     ]
 
 
-PAGES: Final = [Page("/audit", _audit)]
+PAGES: Final = [Page("/audit", _audit, again=_again)]

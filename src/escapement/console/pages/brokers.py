@@ -65,7 +65,7 @@ async def _move(view: View) -> Response:
 
 PAGES: Final = [
     Page("/brokers", _brokers, live=_live),
-    Page("/brokers/drain", _drain, "POST"),
-    Page("/brokers/undrain", _undrain, "POST"),
-    Page("/brokers/move", _move, "POST"),
+    Page("/brokers/drain", _drain, "POST", again=_brokers),
+    Page("/brokers/undrain", _undrain, "POST", again=_brokers),
+    Page("/brokers/move", _move, "POST", again=_brokers),
 ]

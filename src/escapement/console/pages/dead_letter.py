@@ -43,9 +43,11 @@ class Chosen(Query):
       id: their offsets.
       spread: the time over which they are due if they are sent back.
       typed: confirms what cannot be undone.
+      alone: whether the form is that of the page of one dead letter.
     """
 
     id: list[Number] = []
+    alone: bool = False
     spread: str = ""
     typed: str = ""
 
@@ -88,7 +90,18 @@ class Whose:
 
 
 async def _list(view: View) -> Response:
-    asked = view.query(Query)
+    return await _show_list(view, view.query(Query))
+
+
+async def _again(view: View) -> Response:
+    """Show the page again that has the form: the list, or one dead letter."""
+    chosen = view.readable(Chosen)
+    if chosen.alone and chosen.id:
+        return await _show_one(view, chosen, chosen.id[0])
+    return await _show_list(view, chosen)
+
+
+async def _show_list(view: View, asked: Query) -> Response:
     whose = Whose(view, asked)
     found = await view.broker.admin("dlq.list", **whose.arguments, count=_LOOKED)
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -112,8 +125,11 @@ async def _list(view: View) -> Response:
 
 
 async def _show(view: View) -> Response:
-    asked = view.query(Query)
-    whose, offset = Whose(view, asked), view.number("offset")
+    return await _show_one(view, view.query(Query), view.number("offset"))
+
+
+async def _show_one(view: View, asked: Query, offset: int) -> Response:
+    whose = Whose(view, asked)
     found = await view.broker.admin("dlq.show", **whose.arguments, offset=offset)
     return view.show(
         "dead_letters/dead_letter.html",
@@ -189,8 +205,8 @@ def _counted(count: int) -> str:
 
 PAGES: Final = [
     Page(ALL, _list),
-    Page(f"{ALL}/redrive", _redrive, method="POST"),
-    Page(f"{ALL}/purge", _purge, method="POST"),
-    Page(f"{ALL}/purge-all", _purge_all, method="POST"),
+    Page(f"{ALL}/redrive", _redrive, method="POST", again=_again),
+    Page(f"{ALL}/purge", _purge, method="POST", again=_again),
+    Page(f"{ALL}/purge-all", _purge_all, method="POST", again=_again),
     Page(f"{ALL}/{{offset}}", _show),
 ]

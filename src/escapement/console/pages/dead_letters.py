@@ -79,6 +79,10 @@ async def _dead_letters(view: View) -> Response:
     return view.show("dead_letters/dead_letters.html", asked=asked, rows=rows, more=more)
 
 
+async def _again(view: View) -> Response:
+    return view.show("dead_letters/dead_letters.html", asked=view.readable(Query), more="")
+
+
 async def _rows(view: View, asked: Query) -> tuple[list[Row], str]:
     """Return the dead-letter topics of one page, and after which one the next page begins."""
     rows: list[Row] = []
@@ -104,4 +108,4 @@ async def _rows(view: View, asked: Query) -> tuple[list[Row], str]:
     return rows, "" if after is None else after[0]
 
 
-PAGES: Final = [Page("/dead-letters", _dead_letters)]
+PAGES: Final = [Page("/dead-letters", _dead_letters, again=_again)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from escapement.console.finding.filter import BY_INDEX, BY_LOOK, OVER, Filter
@@ -11,9 +12,12 @@ from escapement.console.finding.log import over
 from escapement.console.finding.page import Found
 from escapement.console.finding.pending import pending
 from escapement.console.finding.topics import Topics, topics_at
+from escapement.console.visit.fields import read
 from escapement.console.visit.view import Page, View
 from escapement.errors import InvalidRequest
 from escapement.names import read_message_id
+
+PATH: Final = "/find"
 
 
 class Query(Filter):
@@ -30,6 +34,15 @@ class Query(Filter):
     after: str = ""
     count: bool = False
 
+    @classmethod
+    def of(cls, link: str) -> Self:
+        """Return the query of an address of the page.
+
+        Raises:
+          InvalidRequest: if it is not one.
+        """
+        return read(QueryParams(link.partition("?")[2]), cls)
+
 
 async def _find(view: View) -> Response:
     asked = view.query(Query)
@@ -39,6 +52,11 @@ async def _find(view: View) -> Response:
     asked.exact(view.zone)
     if asked.fields() != as_written:
         return view.go(asked.link())
+    return await show_list(view, asked)
+
+
+async def show_list(view: View, asked: Query) -> Response:
+    """Show the messages that match a filter, whose times must be exact."""
     topics = await topics_at(view.broker, asked.where)
     found = await _messages(view, asked, topics)
     if view.is_part:
@@ -50,6 +68,13 @@ async def _find(view: View) -> Response:
         **_values(view, asked, topics, found),
         counted=await _count(view, asked, topics),
     )
+
+
+async def _again(view: View) -> Response:
+    """Show the form without messages."""
+    asked = view.readable(Query)
+    asked.forget_inexact(view.zone)
+    return view.show("messages/find.html", topics=None, **_form(asked))
 
 
 def _searched(view: View, asked: Query) -> Response:
@@ -87,19 +112,26 @@ def can_be_counted(asked: Filter, topics: Topics) -> bool:
 
 
 def _values(view: View, asked: Query, topics: Topics, found: Found | None) -> dict[str, Any]:
-    is_over = asked.state in OVER
     return {
-        "asked": asked,
+        **_form(asked),
         "topics": topics,
         "found": found,
-        "properties": [*asked.having, ""],
-        "states": {"Pending": BY_INDEX, "Held by a subscription": BY_LOOK, "Over": OVER},
         "more_link": asked.link(after=found.next) if found is not None and found.next else "",
         "count_link": asked.link(count="true") if can_be_counted(asked, topics) else "",
         "all": asked.as_of(view.now_ms) if can_be_counted(asked, topics) else None,
-        "can_act": not is_over and any(view.user.may("cancel", one) for one in topics.names),
-        "is_over": is_over,
+        "can_act": asked.state not in OVER
+        and any(view.user.may("cancel", one) for one in topics.names),
     }
 
 
-PAGES: Final = [Page("/find", _find)]
+def _form(asked: Query) -> dict[str, Any]:
+    """Return the values of the form."""
+    return {
+        "asked": asked,
+        "properties": [*asked.having, ""],
+        "states": {"Pending": BY_INDEX, "Held by a subscription": BY_LOOK, "Over": OVER},
+        "is_over": asked.state in OVER,
+    }
+
+
+PAGES: Final = [Page(PATH, _find, again=_again)]

@@ -33,21 +33,31 @@ async def _list(view: View) -> dict[str, Any]:
 
 
 async def _job(view: View) -> Response:
-    return view.show("jobs/job.html", **await _one(view))
+    return view.show("jobs/job.html", **await _one(view, _named(view)))
+
+
+async def _again(view: View) -> Response:
+    return view.show("jobs/job.html", **await _one(view, view.sent(Named)))
 
 
 async def _live_job(view: View) -> str:
-    return view.part("jobs/job_part.html", **await _one(view))
+    return view.part("jobs/job_part.html", **await _one(view, _named(view)))
 
 
-async def _one(view: View) -> dict[str, Any]:
-    return {"job": _shown(await view.broker.bulk.show(view.path("topic"), view.number("id")))}
+def _named(view: View) -> Named:
+    return Named(view.path("topic"), view.number("id"))
+
+
+async def _one(view: View, named: Named) -> dict[str, Any]:
+    return {"job": _shown(await view.broker.bulk.show(named.topic, named.id))}
 
 
 async def _stop(view: View) -> Response:
     named = view.sent(Named)
     change = await view.acting().bulk.stop(named.topic, named.id)
-    return view.go(f"/jobs/{change.topic}/{change.id}", "The job has stopped.")
+    stopped = change.state == "stopped"
+    notice = "The job has stopped." if stopped else "The job had ended before."
+    return view.go(f"/jobs/{change.topic}/{change.id}", notice)
 
 
 def _shown(change: BulkChange) -> dict[str, Any]:
@@ -74,5 +84,5 @@ _ONE: Final = "/jobs/{topic:path}/{id}"
 PAGES: Final = [
     Page("/jobs", _jobs, live=_live_jobs),
     Page(_ONE, _job, live=_live_job),
-    Page("/jobs/stop", _stop, method="POST"),
+    Page("/jobs/stop", _stop, method="POST", again=_again),
 ]

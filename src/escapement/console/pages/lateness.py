@@ -35,6 +35,10 @@ async def _lateness(view: View) -> Response:
     return view.show("subscriptions/lateness.html", asked=asked, **await _part(view, asked))
 
 
+async def _again(view: View) -> Response:
+    return view.show("subscriptions/lateness.html", asked=view.readable(Query))
+
+
 async def _live(view: View) -> str:
     asked = view.query(Query)
     return view.part("subscriptions/lateness_part.html", asked=asked, **await _part(view, asked))
@@ -80,4 +84,4 @@ def _chart(rows: list[dict[str, int]], view: View, asked: Query) -> dict[str, An
     }
 
 
-PAGES: Final = [Page("/lateness", _lateness, live=_live)]
+PAGES: Final = [Page("/lateness", _lateness, live=_live, again=_again)]

@@ -123,6 +123,7 @@ def _death(properties: Mapping[str, Any]) -> dict[str, Any] | None:
         "topic": full_name(topic),
         "reason": DEATHS.get(reason, reason),
         "subscription": properties.get(f"{DEAD_PREFIX}subscription"),
+        "detail": properties.get(f"{DEAD_PREFIX}detail"),
         "attempts": properties.get(f"{DEAD_PREFIX}attempts"),
     }
     for name in ("published_at_ms", "due_at_ms", "died_at_ms"):

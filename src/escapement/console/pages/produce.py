@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import msgspec
+import trio
 from starlette.responses import Response
 
 from escapement.client.producing.receipt import Receipt
 from escapement.client.producing.replace import Replace
 from escapement.clock import moment
+from escapement.console.finding.topics import exists
 from escapement.console.reading.message_source import DeadLetter, Source
 from escapement.console.text.clock_changes import doubt
 from escapement.console.text.payload_fields import Kind, payload_of
@@ -17,12 +20,14 @@ from escapement.console.text.property_fields import properties_of
 from escapement.console.text.times import field, time_of
 from escapement.console.visit.view import Page, View
 from escapement.durations import parse as parse_duration
-from escapement.errors import AccessDenied, EscapementError, InvalidRequest
+from escapement.errors import AccessDenied, EscapementError, InvalidRequest, NotFound
 from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
 from escapement.names import TopicName, read_message_id
 
 # How long the page waits for the receipt of a message.
 _SEND_TIMEOUT_S: Final = 10
+# How long the answer to a refused form waits for each look. The brokers may be down.
+_LOOK_S: Final = 3
 
 
 class Form(msgspec.Struct, rename={"from_": "from"}):
@@ -33,6 +38,7 @@ class Form(msgspec.Struct, rename={"from_": "from"}):
       replace_mode: what a pending message with the same replace key meets.
       from_: the id of the message that the form was filled from.
       purge: whether that is a dead letter to be deleted when the new message is stored.
+      create: the full name of a topic that does not exist and shall be created.
       preview: whether only to show the time.
       sent: the id of the message that was just sent.
     """
@@ -51,6 +57,7 @@ class Form(msgspec.Struct, rename={"from_": "from"}):
     at: str = ""
     from_: str = ""
     purge: bool = False
+    create: str = ""
     preview: bool = False
     sent: str = ""
 
@@ -117,18 +124,15 @@ async def _form(view: View) -> Response:
     source = await _source(view, form)
     if source is None:
         return _page(view, form)
-    return _page(view, Form.of(source, view), source, payload=source.payload)
+    return _page(view, Form.of(source, view), source, source.payload)
 
 
 async def _send(view: View) -> Response:
     form, payload = view.sent(Form), view.form.get("payload", "")
     source = await _source(view, form)
     if form.preview:
-        return _page(view, form, source, payload=payload)
-    try:
-        receipt = await _publish(view, form, payload_of(form.kind, payload))
-    except EscapementError as error:
-        return _page(view, form, source, error, payload)
+        return _page(view, form, source, payload, form.create)
+    receipt = await _publish(view, form, payload_of(form.kind, payload))
     notice = _outcome(receipt)
     if receipt.id and not await _has_subscriptions(view, receipt.id.topic):
         notice += " Its topic has no subscription. One must be created before the message is due."
@@ -139,16 +143,29 @@ async def _send(view: View) -> Response:
 
 async def _publish(view: View, form: Form, payload: bytes) -> Receipt:
     topic, arguments = TopicName.parse(form.topic).full, form.arguments(view)
+    # The first message of a topic creates it, and a name may be mistyped.
+    if form.create != topic and await _is_missing(view, topic):
+        raise NotFound(
+            f"There is no topic {topic}. Correct its name, or tick the box to create the topic."
+        )
     producer = await view.acting().producer(topic, send_timeout=(_SEND_TIMEOUT_S, "s"))
     async with producer:
         return await producer.send(payload, **arguments)
 
 
+async def _is_missing(view: View, topic: str) -> bool:
+    """Return whether a topic does not exist; False if the user may not look."""
+    return view.user.may("peek", topic) and not await exists(view.broker, topic)
+
+
 async def _has_subscriptions(view: View, topic: str) -> bool:
-    """Return whether a topic has subscriptions; True if the user may not look."""
+    """Return whether a topic has subscriptions; True if that is not known."""
     if not view.user.may("peek", topic):
         return True
-    return bool(await view.broker.admin("subscriptions.list", topic=topic))
+    try:
+        return bool(await view.broker.admin("subscriptions.list", topic=topic))
+    except EscapementError:  # the message is stored anyway
+        return True
 
 
 def _outcome(receipt: Receipt) -> str:
@@ -190,20 +207,31 @@ async def _source(view: View, form: Form) -> Source | None:
     return await Source.read(view.broker, form.from_)
 
 
+async def _again(view: View) -> Response:
+    form, source, missing = view.readable(Form), None, ""
+    with suppress(EscapementError), trio.move_on_after(_LOOK_S):  # the message may be gone
+        source = await _source(view, form)
+    with suppress(EscapementError), trio.move_on_after(_LOOK_S):
+        topic = TopicName.parse(form.topic).full
+        missing = topic if await _is_missing(view, topic) else ""
+    return _page(view, form, source, view.form.get("payload", ""), missing)
+
+
 def _page(
     view: View,
     form: Form,
     source: Source | None = None,
-    error: EscapementError | None = None,
     payload: str = "",
+    missing: str = "",
 ) -> Response:
+    """Show the form. ``missing`` is the name of its topic if the user may create that."""
     if form.sent:
         read_message_id(form.sent)  # raises InvalidRequest
-    return view.show_form(
+    return view.show(
         "messages/produce.html",
-        error,
         form=form,
         source=source,
+        missing=missing,
         payload=payload,
         most_priority=MAX_PRIORITY,
         **_times(view, form),
@@ -227,6 +255,6 @@ def _times(view: View, form: Form) -> dict[str, Any]:
 
 PAGES: Final = [
     Page("/produce", _form),
-    Page("/produce", _send, method="POST"),
+    Page("/produce", _send, method="POST", again=_again),
     Page("/produce/preview", _preview),
 ]

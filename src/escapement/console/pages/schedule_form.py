@@ -19,7 +19,7 @@ from escapement.console.text.times import field, time_of, zone_of
 from escapement.console.visit.view import Page, View
 from escapement.durations import format as duration_text
 from escapement.durations import parse as parse_duration
-from escapement.errors import EscapementError, InvalidRequest
+from escapement.errors import InvalidRequest
 from escapement.names import TopicName
 from escapement.recurrence import MISSED, Missed, Recurrence
 
@@ -128,13 +128,14 @@ async def _create(view: View) -> Response:
     form = view.sent(Form)
     if form.preview:
         return _page(view, form)
-    try:
-        name = TopicName.parse(form.name, "schedule").full
-        wanted = form.values(view) | form.message(view)
-        await view.acting().admin("schedules.create", schedule=name, **wanted)
-    except EscapementError as error:
-        return _page(view, form, error=error)
+    name = TopicName.parse(form.name, "schedule").full
+    wanted = form.values(view) | form.message(view)
+    await view.acting().admin("schedules.create", schedule=name, **wanted)
     return view.go(f"/schedules/{name}", f"{name} is created.")
+
+
+async def _new_again(view: View) -> Response:
+    return _page(view, view.readable(Form))
 
 
 async def _edit(view: View) -> Response:
@@ -147,15 +148,18 @@ async def _update(view: View) -> Response:
     name = form.name = schedule["schedule"]
     if form.preview:
         return _page(view, form, schedule)
-    try:
-        wanted = changes(form.values(view), schedule)
-        if form.content:
-            wanted |= form.message(view)
-        if wanted:
-            await view.acting().admin("schedules.update", schedule=name, **wanted)
-    except EscapementError as error:
-        return _page(view, form, schedule, error)
+    wanted = changes(form.values(view), schedule)
+    if form.content:
+        wanted |= form.message(view)
+    if wanted:
+        await view.acting().admin("schedules.update", schedule=name, **wanted)
     return view.go(f"/schedules/{name}", f"{name} is {'changed' if wanted else 'as it was'}.")
+
+
+async def _edit_again(view: View) -> Response:
+    schedule, form = await _schedule(view), view.readable(Form)
+    form.name = schedule["schedule"]
+    return _page(view, form, schedule)
 
 
 async def _preview(view: View) -> Response:
@@ -178,15 +182,9 @@ def _empty(view: View) -> Form:
     return Form(timezone=view.zone.key)
 
 
-def _page(
-    view: View,
-    form: Form,
-    schedule: dict[str, Any] | None = None,
-    error: EscapementError | None = None,
-) -> Response:
-    return view.show_form(
+def _page(view: View, form: Form, schedule: dict[str, Any] | None = None) -> Response:
+    return view.show(
         "schedules/schedule_form.html",
-        error,
         form=form,
         schedule=schedule,
         may=_may(view, schedule),
@@ -232,9 +230,9 @@ def _zones() -> list[str]:
 
 PAGES: Final = [
     Page("/schedules/new", _new),
-    Page("/schedules/new", _create, method="POST"),
+    Page("/schedules/new", _create, method="POST", again=_new_again),
     Page("/schedules/preview", _preview),
     Page(f"{ONE}/edit", _edit),
-    Page(f"{ONE}/edit", _update, method="POST"),
+    Page(f"{ONE}/edit", _update, method="POST", again=_edit_again),
     Page(f"{ONE}/preview", _preview_change),
 ]

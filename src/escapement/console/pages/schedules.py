@@ -99,6 +99,10 @@ async def _list(view: View) -> Response:
     )
 
 
+async def _list_again(view: View) -> Response:
+    return view.show("schedules/schedules.html", asked=view.readable(Query))
+
+
 async def _show(view: View) -> Response:
     name = name_of(view)
     schedule = await view.broker.admin("schedules.next", schedule=name, count=NEXT)
@@ -130,8 +134,8 @@ async def _delete(view: View) -> Response:
 
 
 PAGES: Final = [
-    Page("/schedules", _list),
+    Page("/schedules", _list, again=_list_again),
     Page(ONE, _show),
-    Page(f"{ONE}/delete", _delete, method="POST"),
-    Page(f"{ONE}/actions/{{action}}", _act, method="POST"),
+    Page(f"{ONE}/delete", _delete, method="POST", again=_show),
+    Page(f"{ONE}/actions/{{action}}", _act, method="POST", again=_show),
 ]

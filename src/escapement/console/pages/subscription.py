@@ -39,7 +39,14 @@ class Seek(Named):
 
 
 async def _subscription(view: View) -> Response:
-    named = view.query(Named)
+    return await _show(view, view.query(Named))
+
+
+async def _again(view: View) -> Response:
+    return await _show(view, view.sent(Named))
+
+
+async def _show(view: View, named: Named) -> Response:
     policy = await view.broker.admin("subscriptions.get", **msgspec.structs.asdict(named))
     return view.show(
         "subscriptions/subscription.html", named=named, policy=policy, **await _part(view, named)
@@ -103,7 +110,7 @@ def _back(view: View, named: Named, notice: str) -> Response:
 
 PAGES: Final = [
     Page(PATH, _subscription, live=_live),
-    Page(f"{PATH}/pause", _pause, "POST"),
-    Page(f"{PATH}/resume", _resume, "POST"),
-    Page(f"{PATH}/seek", _seek, "POST"),
+    Page(f"{PATH}/pause", _pause, "POST", again=_again),
+    Page(f"{PATH}/resume", _resume, "POST", again=_again),
+    Page(f"{PATH}/seek", _seek, "POST", again=_again),
 ]

@@ -28,6 +28,10 @@ async def _subscriptions(view: View) -> Response:
     return view.show("subscriptions/subscriptions.html", asked=asked, **await _part(view, asked))
 
 
+async def _again(view: View) -> Response:
+    return view.show("subscriptions/subscriptions.html", asked=view.readable(Query))
+
+
 async def _live(view: View) -> str:
     asked = view.query(Query)
     return view.part(
@@ -58,4 +62,4 @@ def rates_of(view: View, row: dict[str, Any]) -> dict[str, float | None]:
     return view.session.rates.of(f"{row['topic']} {row['subscription']}", counters, view.now_ms)
 
 
-PAGES: Final = [Page("/subscriptions", _subscriptions, live=_live)]
+PAGES: Final = [Page("/subscriptions", _subscriptions, live=_live, again=_again)]

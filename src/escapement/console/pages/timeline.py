@@ -70,6 +70,11 @@ async def _timeline(view: View) -> Response:
     )
 
 
+async def _again(view: View) -> Response:
+    asked = view.readable(Query)
+    return view.show("timeline/timeline.html", asked=asked, by_all=list(LENGTHS))
+
+
 async def _namespaces(view: View) -> list[Any]:
     """Return the namespaces that the grants of the user cover as a whole."""
     found: list[Any] = await view.broker.admin("namespaces.list")
@@ -169,4 +174,4 @@ def _list(asked: Query, from_ms: int | None, until_ms: int) -> str:
     return "/find?" + urlencode({**query, "until": until_ms})
 
 
-PAGES: Final = [Page("/", _timeline, live=_live)]
+PAGES: Final = [Page("/", _timeline, live=_live, again=_again)]

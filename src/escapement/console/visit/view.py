@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar, get_origin
+from typing import Annotated, Any, Final
 from zoneinfo import ZoneInfo
 
 import msgspec
-from starlette.datastructures import ImmutableMultiDict, MultiDict
+from starlette.datastructures import MultiDict
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
 from escapement.console.text.times import zone_of
+from escapement.console.visit.fields import Given, Query, Typed, read, readable
 from escapement.console.visit.rendering import render
 from escapement.console.visit.sessions import Session
 from escapement.console.visit.user import User
-from escapement.errors import EscapementError, InvalidRequest, NotFound, Unauthenticated
+from escapement.errors import EscapementError, NotFound
 from escapement.http.statuses import status_of
-
-Query = TypeVar("Query", bound=msgspec.Struct)
 
 # A number of a form, such as an offset. It fits an int64.
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -46,6 +45,7 @@ class View:
       zone: the time zone of the browser; UTC until the browser tells it.
       now_ms: when the request arrived, in Unix milliseconds.
       config: the configuration of the console.
+      trouble: why the request was refused. The frame of the pages shows it.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class View:
         self.form: Final = form
         self.now_ms: Final = now_ms
         self.config: Final = config
+        self.trouble: EscapementError | None = None
         self.zone: Final[ZoneInfo] = zone_of(request.cookies.get(ZONE_COOKIE, ""))
 
     @property
@@ -96,22 +97,40 @@ class View:
         return int(text)
 
     def query(self, kind: type[Query]) -> Query:
-        """Return the query of the URL. Fields that are empty count as missing.
-
-        A field that is a list has each value that the URL gives; other fields have the last one.
-
-        Raises:
-          InvalidRequest: if a field cannot be read; the error names it.
-        """
-        return _read(self.request.query_params, kind)
+        """Return the query of the URL, as :func:`~escapement.console.visit.fields.read` does."""
+        return read(self.request.query_params, kind)
 
     def sent(self, kind: type[Query]) -> Query:
-        """Return the form, as ``query`` returns the query of the URL.
+        """Return the form, as ``query`` returns the query of the URL."""
+        return read(self.form, kind)
 
-        Raises:
-          InvalidRequest: if a field cannot be read; the error names it.
+    def readable(self, kind: type[Query]) -> Query:
+        """Return the form, or the query of the URL, with defaults for what cannot be read."""
+        return readable(self._given, kind)
+
+    def typed(self, *actions: str) -> Typed:
+        """Return what the user typed into a form.
+
+        Args:
+          actions: the last parts of the paths to which the form is sent; none for a form whose
+            fields are the query of the URL.
         """
-        return _read(self.form, kind)
+        action = self.request.url.path.rpartition("/")[2]
+        is_sent = action in actions if self._is_form else not actions
+        return Typed(self._given if is_sent else MultiDict())
+
+    @property
+    def status(self) -> HTTPStatus:
+        """The status of the answer."""
+        return HTTPStatus.OK if self.trouble is None else status_of(self.trouble)
+
+    @property
+    def _is_form(self) -> bool:
+        return self.request.method == "POST"
+
+    @property
+    def _given(self) -> Given:
+        return self.form if self._is_form else self.request.query_params
 
     def acting(self) -> Broker:
         """Return the broker to change something with the reason that the form gives."""
@@ -136,25 +155,12 @@ class View:
             },
         )
 
-    def show(self, template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> Response:
+    def show(self, template: str, **values: Any) -> Response:
         """Answer with a page, or a part of it."""
         if self.is_part:
-            return HTMLResponse(self.part(template, **values), status)
+            return HTMLResponse(self.part(template, **values), self.status)
         notices, self.session.notices = self.session.notices, []
-        return HTMLResponse(self.part(template, notices=notices, **values), status)
-
-    def show_form(self, template: str, error: EscapementError | None, **values: Any) -> Response:
-        """Answer with a page that has a form, and with the error of a form that was refused.
-
-        Raises:
-          Unauthenticated: if this is the error. The user must sign in again.
-        """
-        if isinstance(error, Unauthenticated):
-            raise error
-        status = HTTPStatus.OK if error is None else status_of(error)
-        return self.show(
-            template, status=status, trouble="" if error is None else str(error), **values
-        )
+        return HTMLResponse(self.part(template, notices=notices, **values), self.status)
 
     def go(self, path: str, notice: str = "") -> Response:
         """Send the browser to another page, which shows a notice first."""
@@ -163,21 +169,6 @@ class View:
         if self.is_htmx:
             return Response(headers={"hx-redirect": path})
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)
-
-
-def _read(given: ImmutableMultiDict[Any, str], kind: type[Query]) -> Query:
-    fields: dict[str, str | list[str]] = {}
-    for one in msgspec.structs.fields(kind):
-        values = [value.strip() for value in given.getlist(one.encode_name) if value.strip()]
-        if values:
-            is_list = get_origin(one.type) is list
-            fields[one.encode_name] = values if is_list else values[-1]
-    try:
-        return msgspec.convert(fields, kind, strict=False)
-    except msgspec.ValidationError as error:
-        said, _, name = str(error).partition(" - at `$.")
-        what = f"The field {name.removesuffix('`')} is not valid" if name else "A field is missing"
-        raise InvalidRequest(f"{what}: {said}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +181,13 @@ class Page:
       method: GET, or POST for what changes something.
       live: returns the part of the page that changes by itself, as HTML. The browser gets it again
         when it has changed, in the element with the attribute ``data-live``.
+      again: answers a request that was refused with the page that has the form, filled with what
+        the user typed (``View.typed``). The error is ``View.trouble``. If this fails too, or is
+        None, the answer is a page with the error alone.
     """
 
     path: str
     answer: Callable[[View], Awaitable[Response]]
     method: str = "GET"
     live: Callable[[View], Awaitable[str]] | None = None
+    again: Callable[[View], Awaitable[Response]] | None = None

@@ -22,6 +22,7 @@ from escapement.protocol.fields import (
     Code,
     Count,
     CountOrNone,
+    Detail,
     Explanation,
     FieldTexts,
     FlagColumn,
@@ -318,11 +319,15 @@ class Reject(Command):
     """A request to give up messages that this subscription can never process.
 
     They go to the dead-letter topic, however many attempts the subscription permits. Only a broker
-    that announces ``LIMIT_REJECTS`` knows this command.
+    that announces ``LIMIT_REJECTS`` knows this command. ``detail`` says why, for people. Only a
+    broker that announces ``LIMIT_DETAIL`` knows this field.
     """
 
     request_id: OptionalId
     consumer_id: Id
     offsets: AckColumn
+    detail: Detail = ""
+
+    OPTIONAL_FIELDS = 1
 
     MAX_BYTES = MAX_FRAME_BYTES

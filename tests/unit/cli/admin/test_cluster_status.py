@@ -13,6 +13,7 @@ ID = "4f1c0b7e" + "0" * 24
 
 def node(id: str, address: str, **changes: Any) -> dict[str, Any]:
     found = {"id": id, "name": "0.0.0.0:7650", "address": address, "draining": False}
+    found |= {"version": "0.1.0"}
     found |= {"bundles": 8, "load_per_s": 5210, "left_ms": 9123, "here": False}
     return found | changes
 
@@ -32,12 +33,13 @@ def lines(capsys: pytest.CaptureFixture[str], hint: str | None, *rows: dict[str,
 def test_tables_have_short_ids_and_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     """B8: owners are named by their addresses, because all names may be 0.0.0.0:7650."""
     other, dead = "b" * 32, "c" * 32
-    rows = [node(ID, "broker-1.example.com:7650", here=True), node(other, "", left_ms=10_000)]
+    rows = [node(ID, "broker-1.example.com:7650", here=True)]
+    rows += [node(other, "", left_ms=10_000, version=None)]
     rows += [bundle(0, ID, other), bundle(1, None, ID), bundle(2, dead)]
     assert lines(capsys, "Add bundles.", *rows) == [
-        "id        address                    draining  bundles  load per s  left    here",
-        "4f1c0b7e  broker-1.example.com:7650  no              8        5210  9.1 s   yes",
-        "bbbbbbbb  0.0.0.0:7650               no              8        5210  10.0 s  no",
+        "id        address                    version  drains  bundles  load  left  here",
+        "4f1c0b7e  broker-1.example.com:7650  0.1.0    no            8  5210  9 s   yes",
+        "bbbbbbbb  0.0.0.0:7650               -        no            8  5210  10 s  no",
         "",
         "bundle  owner                      epoch  free  pinned to",
         "     0  broker-1.example.com:7650      3  no    0.0.0.0:7650",

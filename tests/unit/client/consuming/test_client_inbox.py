@@ -24,6 +24,7 @@ from escapement.errors import (
 )
 from escapement.message import Blobs, MessageBatch, MessageId
 from escapement.protocol import commands as wire
+from escapement.protocol.limits import LIMIT_DETAIL, LIMIT_REJECTS, MAX_DETAIL_CHARS
 from support.client_peer import Peer, connect, on_both
 
 TOPIC = "public/default/t"
@@ -96,6 +97,22 @@ async def test_broker_that_does_not_know_rejects_gets_nacks() -> None:
             await (await anext(inbox)).reject()
         assert [(n.offsets.tolist(), n.delay_ms) for n in peer.heard_of(wire.Nack)] == [([0], -1)]
         assert not peer.heard_of(wire.Reject)
+
+
+@on_both
+async def test_detail_of_a_reject_is_sent_only_to_a_broker_that_knows_it() -> None:
+    """V4: a broker of an earlier version would end the connection."""
+    for limits in ({LIMIT_REJECTS: 1}, {LIMIT_REJECTS: 1, LIMIT_DETAIL: MAX_DETAIL_CHARS}):
+        async with Peer.running() as peer:
+            peer.limits = limits
+            async with connect(peer) as broker, broker.consumer("t", "s") as inbox:
+                await peer.deliver([b""] * 3, [0, 1, 2])
+                for message in await take(inbox, 2):
+                    await message.reject("HTTP 410")
+                await (await anext(inbox)).reject()
+        sent = [(one.offsets.tolist(), one.detail) for one in peer.heard_of(wire.Reject)]
+        knows = LIMIT_DETAIL in limits
+        assert sent == [([0, 1], "HTTP 410" if knows else ""), ([2], "")]
 
 
 @on_both

@@ -10,7 +10,7 @@ from escapement.protocol.limits import MAX_ACK_ROWS
 
 
 def taken(queue: ReturnQueue) -> list[tuple[ReturnKind, list[int], int]]:
-    return [(kind, offsets.tolist(), delay_ms) for kind, offsets, delay_ms in queue.take()]
+    return [(kind, offsets.tolist(), delay_ms) for kind, offsets, delay_ms, _ in queue.take()]
 
 
 def test_each_command_and_delay_is_sent_once_with_all_its_offsets() -> None:
@@ -34,7 +34,7 @@ def test_many_offsets_are_split_into_columns_that_fit_a_frame() -> None:
     half = MAX_ACK_ROWS // 2 + 1
     for first in range(0, 5 * half, half):
         queue.add(Nack, np.arange(first, first + half), 1)
-    columns = [offsets for _, offsets, _ in queue.take()]
+    columns = [offsets for _, offsets, *_ in queue.take()]
     assert [len(column) for column in columns] == [
         MAX_ACK_ROWS,
         MAX_ACK_ROWS,

@@ -51,24 +51,33 @@ _BEFORE: Final = "dead_letter_before"
 # A dead letter keeps the properties of this many earlier dead letters, the latest ones.
 _MOST_BEFORE: Final = 8
 # The properties that ``marked`` adds, without their prefix.
-_TEXTS: Final = ("reason", "topic", "subscription")
+_TEXTS: Final = ("reason", "detail", "topic", "subscription")
 _NUMBERS: Final = ("attempts", "offset", "due_at_ms", "died_at_ms", "published_at_ms")
 
 
 class Dead(NamedTuple):
-    """Dead messages, and the position of each message's reason in ``REASONS``."""
+    """Dead messages.
+
+    Attributes:
+      reasons: the position of each message's reason in ``REASONS``.
+      details: what the consumer that rejected each message said about it; "" for nothing. Messages
+        that were rejected together share one str.
+    """
 
     rows: Rows
     reasons: npt.NDArray[np.uint8]
+    details: npt.NDArray[np.object_]
 
     @classmethod
-    def of(cls, rows: Rows, reason: Reason) -> Dead:
-        """Return dead messages that share one reason."""
-        return cls(rows, np.full(rows.height, REASONS.index(reason), np.uint8))
+    def of(cls, rows: Rows, reason: Reason, detail: str = "") -> Dead:
+        """Return dead messages that share one reason and detail."""
+        height = rows.height
+        reasons = np.full(height, REASONS.index(reason), np.uint8)
+        return cls(rows, reasons, np.full(height, detail, object))
 
     def pick(self, at: Int64s) -> Dead:
         """Return the messages at these positions."""
-        return Dead(self.rows.pick(at), self.reasons[at])
+        return Dead(self.rows.pick(at), self.reasons[at], self.details[at])
 
     @staticmethod
     def concat(parts: Sequence[Dead]) -> Dead:
@@ -76,6 +85,7 @@ class Dead(NamedTuple):
         return Dead(
             Rows.concat([part.rows for part in parts]),
             np.concatenate([np.zeros(0, np.uint8), *(part.reasons for part in parts)]),
+            np.concatenate([np.zeros(0, object), *(part.details for part in parts)]),
         )
 
 
@@ -113,7 +123,7 @@ def marked(
 
     Args:
       batch: the messages that failed, expired or were dropped.
-      dead: their rows and reasons, in the same order.
+      dead: their rows, reasons and details, in the same order.
       published_ms: when each message was accepted; 0 if unknown; int64[n].
       topic: the topic of the messages.
       subscription: the name of the subscription that gives them up.
@@ -123,8 +133,9 @@ def marked(
     made = []
     columns = (rows.offsets, rows.counts, rows.due_ms, published_ms)
     reasons = [REASONS[number] for number in dead.reasons.tolist()]
-    table = zip(packed, reasons, *(column.tolist() for column in columns), strict=True)
-    for raw, reason, offset, attempts, due_ms, accepted_ms in table:
+    details = dead.details.tolist()
+    table = zip(packed, reasons, details, *(column.tolist() for column in columns), strict=True)
+    for raw, reason, detail, offset, attempts, due_ms, accepted_ms in table:
         properties, said = _parted(raw)
         if said:
             before = [*_before(said), {n: v for n, v in said.items() if n != _BEFORE}]
@@ -138,6 +149,8 @@ def marked(
             f"{_PREFIX}due_at_ms": due_ms,
             f"{_PREFIX}died_at_ms": now_ms,
         }
+        if detail:
+            properties[f"{_PREFIX}detail"] = detail
         if accepted_ms:
             properties[f"{_PREFIX}published_at_ms"] = accepted_ms
         made.append(pack_again(properties))

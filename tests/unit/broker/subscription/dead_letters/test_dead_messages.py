@@ -20,10 +20,11 @@ ROUNDS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0,
 def test_each_dead_message_is_returned_once_unless_acknowledged(
     rounds: list[tuple[int, int, int]], rng: random.Random
 ) -> None:
-    """V4."""
+    """V4: with the detail of its reject."""
     dead_messages, acked = DeadMessages(), OffsetSet()
     waiting: set[int] = set()
     dead_lettered: list[int] = []
+    details: dict[int, str] = {}
     number = 0
     for given_up, most, done in [*rounds, *[(0, 4, 0)] * 30]:
         offsets = list(range(number, number + given_up))
@@ -31,13 +32,16 @@ def test_each_dead_message_is_returned_once_unless_acknowledged(
         rng.shuffle(offsets)
         if offsets:
             column = np.array(offsets)
-            dead_messages.add(Dead.of(Rows.fresh(column * 10, column), "nack"))
+            rejected = Dead.of(Rows.fresh(column * 10, column), "rejected", f"from {offsets[0]}")
+            dead_messages.add(rejected)
+            details |= dict.fromkeys(offsets, f"from {offsets[0]}")
         waiting |= set(offsets)
         for offset in sorted(waiting)[:done]:
             acked.add_one(offset)
             waiting.discard(offset)
         found = dead_messages.next(most, acked)
         assert found.rows.offsets.tolist() == sorted(found.rows.offsets.tolist())
+        assert found.details.tolist() == [details[one] for one in found.rows.offsets.tolist()]
         assert found.rows.height <= most
         assert waiting.issuperset(found.rows.offsets.tolist())
         assert waiting <= set(dead_messages.rows.offsets.tolist())
