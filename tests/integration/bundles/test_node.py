@@ -146,7 +146,9 @@ async def test_a_first_start_waits_for_a_row_that_stays_locked(
         await clock.advance(seconds=1)
         assert locked.left == 0
         assert [broker.bundle_id for broker in node.brokers] == [0, 1]
-        await stop(clock, node)
+        node.stop()
+        while not node.stopped.is_set():
+            await clock.advance(ms=100)
 
 
 async def test_bundle_that_hangs_delays_no_other_bundle_of_its_node(
