@@ -1,14 +1,16 @@
 """How soon a broker without a delayed index delivers, however many messages are pending.
 
-    python benchmarks/takeover.py [--pending 1000000,10000000] [--runs 3] [--sqlite]
+    python benchmarks/takeover.py [--pending 1000000,10000000] [--finished 0] [--runs 3] [--sqlite]
 
 A broker that takes a database over on another machine has no index. The script publishes a million
 messages of 20 random bytes, in batches of 10,000, to a topic with a subscription. They are due at
 random times within thirty days, the first in an hour. For more pending messages it copies the rows
 of the log in the database, which is faster. In each run it publishes a thousand messages that are
 due at once when nobody consumes them, kills the broker, deletes the index, and starts the broker
-again. It prints the seconds from the start of the process until it serves, until a consumer has the
-first overdue message, and until the consumer has all of them.
+again. With --finished, the log also has this many rows (of one message each, rounded up to a power
+of two) that were due an hour ago and that no subscription wants. It prints the seconds from the
+start of the process until it serves, until a consumer has the first overdue message, and until the
+consumer has all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from escapement.storage.log.log import Log
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.processes.broker import BrokerProcess, broker_process
 
-TOPIC, PUBLISHED = "x", 1_000_000
+TOPIC, FINISHED, PUBLISHED = "x", "finished", 1_000_000
 BATCH, PAYLOAD_BYTES, OVERDUE = 10_000, 20, 1_000
 # The range of the delays: no message is due before the benchmark ends.
 FIRST_MS, LAST_MS = 3_600_000, 30 * 86_400_000
@@ -60,7 +62,8 @@ def copy_rows(url: str | None, data: Path, messages: int) -> None:
     """Copy the rows of the log until the topic has this many messages. No broker runs."""
     engine = open_engine(url, data)
     with closing(engine.connect()) as connection:
-        topic_id = connection.execute("SELECT id FROM topics").rows[0][0]
+        given = (TOPIC,)
+        topic_id = connection.execute("SELECT id FROM topics WHERE name = ?", given).rows[0][0]
         table = Log.look(connection).current.table(topic_id)
         columns = "message_count, min_due_ms, max_due_ms, owner_epoch, accepted_at_ms, kind"
         for end in range(PUBLISHED, messages, PUBLISHED):
@@ -70,6 +73,35 @@ def copy_rows(url: str | None, data: Path, messages: int) -> None:
                 f" WHERE topic_id = {topic_id} AND base_offset < {PUBLISHED}"
             )
         connection.execute(f"UPDATE topics SET next_offset = {messages} WHERE id = {topic_id}")
+    engine.close()
+
+
+async def publish_finished(url: str) -> None:
+    """Publish a message to a topic without a subscription."""
+    async with escapement.connect(url) as client, await client.producer(FINISHED) as producer:
+        await producer.send(b"")
+
+
+def copy_finished(url: str | None, data: Path, rows: int) -> None:
+    """Copy the row of ``publish_finished`` until there are this many or more. No broker runs."""
+    engine = open_engine(url, data)
+    with closing(engine.connect()) as connection:
+        given = (FINISHED,)
+        topic_id = connection.execute("SELECT id FROM topics WHERE name = ?", given).rows[0][0]
+        table, count = Log.look(connection).current.table(topic_id), 1
+        connection.execute(
+            f"UPDATE {table} SET min_due_ms = min_due_ms - {FIRST_MS},"
+            f" max_due_ms = max_due_ms - {FIRST_MS} WHERE topic_id = {topic_id}"
+        )
+        columns = "message_count, min_due_ms, max_due_ms, owner_epoch, accepted_at_ms, kind"
+        while count < rows:
+            connection.execute(
+                f"INSERT INTO {table} (topic_id, base_offset, {columns}, size_bytes, data)"
+                f" SELECT topic_id, base_offset + {count}, {columns}, size_bytes, data FROM {table}"
+                f" WHERE topic_id = {topic_id}"
+            )
+            count *= 2
+        connection.execute(f"UPDATE topics SET next_offset = {count} WHERE id = {topic_id}")
     engine.close()
 
 
@@ -100,13 +132,17 @@ def once(broker: BrokerProcess) -> tuple[float, float, float]:
     return serves_s - began_s, first_s - began_s, last_s - began_s
 
 
-def measure(url: str | None, data: Path, pending: int, runs: int) -> None:
-    """Print the figures for this many pending messages."""
+def measure(url: str | None, data: Path, pending: int, finished: int, runs: int) -> None:
+    """Print the figures for this many pending messages and finished rows."""
     with broker_process(data, url) as broker:
         trio.run(subscribe, broker.url)
+        if finished:
+            trio.run(publish_finished, broker.url)
         trio.run(publish, broker.url, PUBLISHED, FIRST_MS, LAST_MS)
         broker.stop()
         copy_rows(url, data, pending)
+        if finished:
+            copy_finished(url, data, finished)
         shutil.rmtree(broker.index)
         broker.start()
         found = [once(broker) for _ in range(runs)]
@@ -121,6 +157,7 @@ def measure(url: str | None, data: Path, pending: int, runs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pending", default="1000000,10000000", help="numbers, with commas")
+    parser.add_argument("--finished", type=int, default=0, help="rows of finished messages")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--sqlite", action="store_true")
     add_options(parser)
@@ -131,7 +168,7 @@ def main() -> None:
             tempfile.TemporaryDirectory() as directory,
         ):
             url = server.url("log") if server is not None else None
-            measure(url, Path(directory) / "data", pending, options.runs)
+            measure(url, Path(directory) / "data", pending, options.finished, options.runs)
 
 
 if __name__ == "__main__":

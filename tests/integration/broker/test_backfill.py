@@ -84,6 +84,42 @@ async def test_overdue_messages_are_delivered_before_the_rest_of_the_log_is_read
                 assert await values(inbox) == [b"600", b"3000", b"4000", b"5000"]
 
 
+@pytest.mark.parametrize("order", ["any", "key"])
+async def test_message_that_fell_due_just_now_passes_older_rows_unless_its_key_is_ordered(
+    order: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8, Q9: row by row, the fill reads 500, 10 and 20, and then 30."""
+    async with started() as (world, held):
+        await publish(world, [30, 500, 10, 640, 20], key="k")
+        async with world.connect() as broker:
+            policy = {"order": order}
+            await broker.admin("subscriptions.update", topic="x", subscription="s", policy=policy)
+        await lose(world)
+        await world.clock.advance(seconds=510)
+        with held.hold(BACKFILL, 3):
+            await world.restart()
+            async with world.connect() as broker, broker.consumer("x", "s") as inbox:
+                found = []
+
+                async def consume() -> None:
+                    for _ in range(4):
+                        for message in await arrived(inbox):
+                            found.append(message.value)
+                            await inbox.ack([message.id], durable=True)
+
+                await held.reached()
+                await consume()
+                assert found == ([b"10", b"20", b"500"] if order == "any" else [b"10"])
+                # Time comes close to the end of what was read as due soon.
+                await world.clock.advance(seconds=50)
+                held.release()
+                await consume()
+                await world.clock.advance(seconds=90)
+                await consume()
+                last_two = [b"500", b"30"] if order == "any" else [b"30", b"500"]
+                assert found == [b"10", b"20", *last_two, b"640"]
+
+
 async def test_crash_in_the_middle_of_a_fill_loses_nothing(
     engine: Engine, mock_clock: trio.testing.MockClock
 ) -> None:

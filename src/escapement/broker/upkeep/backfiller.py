@@ -4,15 +4,19 @@ A broker that takes over on another machine has no index (B5, B8). Reading the w
 delay overdue messages by minutes if many millions are pending. So the broker serves at once, and
 this task adds the messages of earlier owners to the index:
 
-1. The rows of the log whose lowest due time has passed or comes within ``_AHEAD_MS``, in the order
-   of that time. An index of the database finds them.
-2. All other rows, in the order of the tables, which is the fastest. When time comes close to the
-   horizon of step 1, the task does step 1 again for the next ``_AHEAD_MS``.
+1. The rows of the log whose lowest due time is from ``_RECENT_MS`` before the start to
+   ``_AHEAD_MS`` from now, in the order of that time. An index of the database finds them.
+2. The rows whose lowest due time is before that, in the same order. Most of them have only messages
+   that are finished: the log keeps these for a day or more. So they come after step 1.
+3. All other rows, in the order of the tables, which is the fastest.
+
+When time comes close to the end of what step 1 has read, the task does step 1 again for the next
+``_AHEAD_MS``, also in the middle of the other steps.
 
 A message that falls due is late only if step 1 cannot keep up with the time. It is never lost: a
 subscription reads it in the index when it has been added, as it does after a late window. A
-subscription that keeps an order reads nothing past the horizon, so that no message passes an
-earlier one of its key that is still missing.
+subscription that keeps an order reads nothing past the *horizon*, up to which steps 1 and 2 have
+read everything. So no message passes an earlier one of its key that is still missing.
 
 The progress is not stored. Until the end, checkpoints claim that the index covers none of the
 journal (``Progress.claimed``), and the journal is not trimmed. So after a crash or a stop in the
@@ -52,6 +56,9 @@ _log = EventLog(__name__)
 
 T = TypeVar("T")
 
+# How long before the start a row was due that is read first. Messages that have waited for a new
+# owner are usually due within a lease or two.
+_RECENT_MS: Final = 60_000
 # How far ahead of the clock the rows due soon are read, and how close the clock may come to the end
 # of these before the next are read.
 _AHEAD_MS: Final = 60_000
@@ -101,6 +108,11 @@ class Backfiller:
         self._want_checkpoint = want_checkpoint
         self._on_step = on_step
         self._connection = KeptConnection(engine)
+        self._recent_ms = clock.now_ms() - _RECENT_MS
+        self._soon_ms = (
+            self._recent_ms
+        )  # the rows from ``_recent_ms`` to this time are in the index
+        self._heads_before: Iterator[RowHead] | None = None
         self._place = BEGINNING  # the rows of the tables before this place are in the index
         self._heads_after: Iterator[tuple[Place, RowHead]] | None = None
         self._added = 0
@@ -117,7 +129,7 @@ class Backfiller:
                     pass
                 break
             except StorageUnavailable:
-                self._heads_after = None
+                self._heads_before = self._heads_after = None
                 await trio.sleep(_RETRY_S)
         self._finish()
         seconds = trio.current_time() - began_s
@@ -139,25 +151,41 @@ class Backfiller:
     async def _step(self) -> bool:
         """Add some rows; return False if there are no more."""
         now_ms = self._clock.now_ms()
-        if now_ms + _CLOSE_MS >= self._backfill.reached_ms:
-            await self._add_due(now_ms + _AHEAD_MS)
+        if self._soon_ms == self._recent_ms and not await self._run(self._has_before):
+            self._backfill.reach(self._recent_ms)
+        if now_ms + _CLOSE_MS >= self._soon_ms:
+            await self._add_soon(now_ms + _AHEAD_MS)
+            return True
+        if self._backfill.reached_ms < self._soon_ms:
+            await self._add_before()
             return True
         if self._heads_after is None:
             self._heads_after = await self._run(self._begin_after)
         found = await self._run(self._next, self._heads_after)
         # Rows that are due sooner were added as such.
-        await self._add([head for _, head in found if head.min_due_ms >= self._backfill.reached_ms])
+        await self._add([head for _, head in found if head.min_due_ms >= self._soon_ms])
         if found:
             self._place = found[-1][0]
         return len(found) == _HEADS
 
-    async def _add_due(self, until_ms: int) -> None:
-        """Add the rows with messages that are due before ``until_ms``, the earliest first."""
-        heads = await self._run(self._begin_due, self._backfill.reached_ms, until_ms)
+    async def _add_soon(self, until_ms: int) -> None:
+        """Add the next rows with messages that are due before ``until_ms``, the earliest first."""
+        raises_horizon = self._backfill.reached_ms >= self._soon_ms
+        heads = await self._run(self._begin_due, self._soon_ms, until_ms)
         while found := await self._run(self._next, heads):
-            await self._add(found, in_order=True)
-            self._reach(found[-1].min_due_ms)
-        self._reach(until_ms)
+            await self._add(found, in_order=raises_horizon)
+        self._soon_ms = until_ms
+        if raises_horizon:
+            self._reach(until_ms)
+
+    async def _add_before(self) -> None:
+        """Add some of the rows with messages that were due before those of ``_add_soon``."""
+        if self._heads_before is None:
+            low_ms = self._backfill.reached_ms
+            self._heads_before = await self._run(self._begin_due, low_ms, self._recent_ms)
+        found = await self._run(self._next, self._heads_before)
+        await self._add(found, in_order=True)
+        self._reach(found[-1].min_due_ms if len(found) == _HEADS else self._soon_ms)
 
     def _reach(self, due_ms: int) -> None:
         """Raise the horizon, and let subscriptions that keep an order read up to it."""
@@ -165,6 +193,11 @@ class Backfiller:
         for topic in list(self._registry.active.values()):
             if topic.keeps_order:
                 self._on_step(topic)
+
+    def _has_before(self) -> bool:
+        """Return whether the log has rows for ``_add_before``."""
+        with self._connection.use() as connection:
+            return any(self._rows.due_between(connection, 0, self._recent_ms))
 
     def _begin_due(self, low_ms: int, until_ms: int) -> Iterator[RowHead]:
         with self._connection.use() as connection:
