@@ -8,9 +8,9 @@ random times within thirty days, the first in an hour. For more pending messages
 of the log in the database, which is faster. In each run it publishes a thousand messages that are
 due at once when nobody consumes them, kills the broker, deletes the index, and starts the broker
 again. With --finished, the log also has this many rows (of one message each, rounded up to a power
-of two) that were due an hour ago and that no subscription wants. It prints the seconds from the
-start of the process until it serves, until a consumer has the first overdue message, and until the
-consumer has all of them.
+of two) that were due an hour ago or before and that no subscription wants. It prints the seconds
+from the start of the process until it serves, until a consumer has the first overdue message, and
+until the consumer has all of them.
 """
 
 from __future__ import annotations
@@ -93,11 +93,13 @@ def copy_finished(url: str | None, data: Path, rows: int) -> None:
             f"UPDATE {table} SET min_due_ms = min_due_ms - {FIRST_MS},"
             f" max_due_ms = max_due_ms - {FIRST_MS} WHERE topic_id = {topic_id}"
         )
-        columns = "message_count, min_due_ms, max_due_ms, owner_epoch, accepted_at_ms, kind"
+        times = "min_due_ms", "max_due_ms"
+        columns = "message_count, owner_epoch, accepted_at_ms, kind, size_bytes, data"
         while count < rows:
+            earlier = ", ".join(f"{column} - {count}" for column in times)
             connection.execute(
-                f"INSERT INTO {table} (topic_id, base_offset, {columns}, size_bytes, data)"
-                f" SELECT topic_id, base_offset + {count}, {columns}, size_bytes, data FROM {table}"
+                f"INSERT INTO {table} (topic_id, base_offset, {', '.join(times)}, {columns})"
+                f" SELECT topic_id, base_offset + {count}, {earlier}, {columns} FROM {table}"
                 f" WHERE topic_id = {topic_id}"
             )
             count *= 2
