@@ -2,8 +2,9 @@
 # Needs python3 (3.11 or newer), python3-venv and make.
 
 PYTHON ?= python3
-# Tests run on so many processes, each with a database server of its own.
-JOBS ?= $(shell nproc)
+# Tests run on so many processes, each with a database server of its own. One more than the machine
+# has cores, because many tests wait for a process, a lease or a due time.
+JOBS ?= $(shell expr $$(nproc) + 1)
 VENV := .venv
 BIN := $(VENV)/bin
 # Another, of `make test-lowest`: it is made anew each time.
@@ -52,9 +53,9 @@ stress: $(INSTALLED) programs ## kills, damage and outages under load: MINUTES=5
 	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \
 	  --engine $(or $(ENGINE),both) $(if $(SEED),--seed $(SEED))
 
-simulate: $(INSTALLED) ## brokers, clients and faults on a virtual clock: SEEDS=100 FIRST=1 DAYS=30
+simulate: $(INSTALLED) ## brokers, clients, faults, a virtual clock: WORKLOAD=exact SEEDS=100 FIRST=1 DAYS=30
 	PYTHONPATH=tests $(BIN)/python -m simulation --seeds $(or $(SEEDS),100) \
-	  --first $(or $(FIRST),1) --days $(or $(DAYS),30)
+	  --first $(or $(FIRST),1) --days $(or $(DAYS),30) --workload $(or $(WORKLOAD),cluster)
 
 soak: $(INSTALLED) programs ## memory, descriptors, disk and lateness under load: HOURS=1 BROKERS=2
 	PYTHONPATH=tests $(BIN)/python -m stress.soak --hours $(or $(HOURS),1) \

@@ -1,12 +1,15 @@
 """How fast messages are published over HTTP, with one gateway.
 
     python benchmarks/gateway.py [--connections 16] [--seconds 5] [--rounds 3] [--sqlite]
+        [--against COMMIT]
 
 Starts a broker, a gateway, and a bare server: the same libraries with an application that reads
 the body of a request and answers at once. The load comes from another process, over connections
 that stay open, with 100 bytes a message. Without --sqlite the log is in a private MariaDB or MySQL
 server. In turn, for a few rounds, it measures requests with one message at both, and with 100
-messages at the gateway. Prints the median of each, lowest and highest.
+messages at the gateway. Prints the median of each, lowest and highest, and the median processor
+time per message of the HTTP server's process and of the broker, which hardly depends on other load.
+With --against, a gateway of another commit takes its turns, too.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import sys
@@ -23,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 from starlette.applications import Starlette
@@ -34,6 +38,7 @@ from starlette.routing import Route
 from escapement.http.server import serve_http
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.commits import source_of
 from support.database.servers import private_server
 from support.processes.broker import broker_process
 from support.processes.http_server import gateway_process
@@ -103,32 +108,67 @@ def run_bare(ports: multiprocessing.SimpleQueue[int]) -> None:
     trio.run(serve)
 
 
+class Server(NamedTuple):
+    """A server that takes the load."""
+
+    port: int
+    pid: int
+
+
+class Round(NamedTuple):
+    """What a round has measured: messages a second, and processor time per message."""
+
+    per_s: float
+    server_us: float
+    broker_us: float
+
+
 @contextlib.contextmanager
-def bare_process() -> Iterator[int]:
+def bare_process() -> Iterator[Server]:
     ports: multiprocessing.SimpleQueue[int] = multiprocessing.SimpleQueue()
     process = multiprocessing.Process(target=run_bare, args=(ports,), daemon=True)
     process.start()
-    yield ports.get()
+    assert process.pid is not None
+    yield Server(ports.get(), process.pid)
     process.kill()
     process.join()
 
 
-def measure(options: argparse.Namespace, port: int, bare: int) -> None:
-    cases = {
-        "bare server, single": (bare, SINGLE, 1),
-        "gateway, single": (port, SINGLE, 1),
-        f"gateway, batches of {BATCH}": (port, SEVERAL, BATCH),
-    }
-    found: dict[str, list[float]] = {name: [] for name in cases}
+@contextlib.contextmanager
+def gateway(home: Path, brokers: str, **variables: str) -> Iterator[Server]:
+    with gateway_process(home, brokers, **variables) as running:
+        yield Server(int(running.url.rpartition(":")[2]), running.process.pid)
+
+
+def used_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(options: argparse.Namespace, servers: dict[str, Server], broker_pid: int) -> None:
+    cases = {f"{name}, single": (server, SINGLE, 1) for name, server in servers.items()}
+    for name, server in servers.items():
+        if name != "bare server":
+            cases[f"{name}, batches of {BATCH}"] = (server, SEVERAL, BATCH)
+    found: dict[str, list[Round]] = {name: [] for name in cases}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         for _ in range(options.rounds + 1):
-            for name, (at, request, messages) in cases.items():
-                given = (at, request, options.connections, options.seconds)
-                found[name].append(messages * pool.apply(load, given))
-    for name, speeds in found.items():
-        speeds = speeds[1:]  # the first round warms up
-        middle = statistics.median(speeds)
-        print(f"{name:24} {middle:8,.0f} messages/s ({min(speeds):,.0f} to {max(speeds):,.0f})")
+            for name, (server, request, messages) in cases.items():
+                before = used_s(server.pid), used_s(broker_pid)
+                given = (server.port, request, options.connections, options.seconds)
+                per_s = messages * pool.apply(load, given)
+                after = used_s(server.pid), used_s(broker_pid)
+                spent_s = (b - a for a, b in zip(before, after, strict=True))
+                times = (1e6 * one_s / (per_s * options.seconds) for one_s in spent_s)
+                found[name].append(Round(per_s, *times))
+    for name, rounds in found.items():
+        speeds, server_us, broker_us = zip(*rounds[1:], strict=True)  # the first round warms up
+        print(
+            f"{name:32} {statistics.median(speeds):8,.0f} messages/s "
+            f"({min(speeds):,.0f} to {max(speeds):,.0f}), {statistics.median(server_us):,.0f} us "
+            f"of the server, {statistics.median(broker_us):,.0f} us of the broker"
+        )
 
 
 def main() -> None:
@@ -139,6 +179,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sqlite", action="store_true")
+    parser.add_argument("--against", metavar="COMMIT")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -147,9 +188,15 @@ def main() -> None:
             url = stack.enter_context(private_server()).url("escapement_bench")
         broker = stack.enter_context(broker_process(home / "data", url))
         address = broker.url.partition("://")[2]
-        gateway = stack.enter_context(gateway_process(home / "gateway", address))
-        bare = stack.enter_context(bare_process())
-        measure(options, int(gateway.url.rpartition(":")[2]), bare)
+        servers = {
+            "bare server": stack.enter_context(bare_process()),
+            "gateway": stack.enter_context(gateway(home / "gateway", address)),
+        }
+        if options.against:
+            source = str(stack.enter_context(source_of(options.against)))
+            before = gateway(home / "before", address, PYTHONPATH=source)
+            servers["gateway before"] = stack.enter_context(before)
+        measure(options, servers, broker.process.pid)
 
 
 if __name__ == "__main__":

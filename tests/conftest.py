@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import compileall
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,6 +45,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 SPARK_TESTS = "tests/spark/"
+# In the text of a file whose tests share a fixture: its own one, or one of a conftest.py.
+SHARING = re.compile(
+    r'scope="module"|mysql_url_of_module|: Say\b|: BrokerProcess\b|: HttpServerProcess\b'
+)
 NO_SUCH_THREAD = 1094  # KILL of a connection that has already ended
 
 
@@ -54,24 +60,47 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run all tests with a Spark session in the same process, because they share the session.
+    """Distribute the tests among the processes, so that none waits and none repeats work.
 
-    That process takes the longest, so tests without a session run in the others.
+    All tests with a Spark session run in the same process, because they share the session. That
+    process takes the longest, so tests without a session run in the others. The tests of a file
+    that share a process or a database also run in the same process, those of other files anywhere.
+    Acceptance tests mostly wait, so they run beside tests that compute.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     @cache
-    def has_session(file: str) -> bool:
-        return "SparkSession" in (config.rootpath / file).read_text("utf-8")
+    def text(file: str) -> str:
+        return (config.rootpath / file).read_text("utf-8")
 
     class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            if not nodeid.startswith(SPARK_TESTS):
-                return nodeid
             file = nodeid.partition("::")[0]
-            return SPARK_TESTS if has_session(file) else file
+            if nodeid.startswith(SPARK_TESTS):
+                return SPARK_TESTS if "SparkSession" in text(file) else file
+            return file if SHARING.search(text(file)) else nodeid
+
+        def schedule(self) -> None:
+            begins = self.collection is None
+            super().schedule()
+            if begins:
+                for scope in spread(list(self.workqueue)):
+                    self.workqueue.move_to_end(scope)
 
     return OneSpark(config, log)
+
+
+def spread(scopes: list[str]) -> list[str]:
+    """Return scopes with those of acceptance tests spread among others, and unit tests last."""
+    folders = "tests/acceptance/", "tests/unit/", "tests/"
+    found: dict[str, list[str]] = {folder: [] for folder in folders}
+    for scope in scopes:
+        found[next(folder for folder in folders if scope.startswith(folder))].append(scope)
+    waiting, quick, others = found.values()
+    places = [
+        (at / len(some), scope) for some in (waiting, others) for at, scope in enumerate(some)
+    ]
+    return [scope for _, scope in sorted(places, key=itemgetter(0))] + quick
 
 
 def _existing(url: str) -> SqlServer:

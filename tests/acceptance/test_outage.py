@@ -121,7 +121,9 @@ async def test_killed_database_loses_nothing_and_work_continues(
 ) -> None:
     """Q8, invariant 1: the rule "When MySQL fails", unreachable."""
     watcher = Watcher()
-    with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
+    # Messages that fall due during the outage must be delivered before the lease ends.
+    limits = LIMITS | {"lease_ms": 2 * LEASE_MS}
+    with broker_process(tmp_path / "broker", url, limits=limits) as broker:
         pid = broker.process.pid
         async with (
             escapement.connect(broker.url, settings=PATIENT) as client,
@@ -131,7 +133,7 @@ async def test_killed_database_loses_nothing_and_work_continues(
             inbox = await nursery.start(watcher.run, client)
             hasty = await client.producer("t", send_timeout=(600, "ms"))
             patient = await client.producer("t", send_timeout=(60, "s"))
-            delays = np.linspace(0, 8_000, 6_000).astype(np.int64)
+            delays = np.linspace(0, 12_000, 6_000).astype(np.int64)
             receipts = await patient.send_many([b"m"] * 6_000, delay=delays)
             confirmed = set(receipts.offsets.tolist())
             due_ms = now_ms() + delays

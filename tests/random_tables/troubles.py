@@ -11,9 +11,9 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World
 from random_tables.changes import Changes
 from random_tables.lives import Taker
-from random_workloads.owners import LEASE_S, Owner
 from support.database.outages import Outage
 from support.faults.hanging_calls import HangingCalls, nth
+from support.faults.stale_owner import LEASE_S, Owner
 from support.storage.commit_pipelines import FaultyEngine
 
 

@@ -1,17 +1,17 @@
-"""A simulated database server: SQLite behind a network that fails as the seed decides.
+"""A simulated database server: a database behind a network that fails as the seed decides.
 
 Every process has its own engine, and so its own way to the server. A step of a connection can fail
 before it took effect, and a COMMIT also after it did. A connection can be lost, a transaction can
 be aborted, and for some time the server can be out of reach, read-only, or slow. Committed rows are
 never lost.
 
-The server has one write lock, like SQLite. A transaction takes it before its first write, or
-before it locks a row. The tables ``leases`` and ``brokers`` have a lock each. Transactions that
-lock a row in share mode share the lock of its table. So a transaction that has checked its lease,
-and has not yet written, overlaps with others. Its reads see the rows that the others commit
-meanwhile. A transaction that waits for a lock longer than ``lock_wait_s`` is aborted. A process
-that stops inside a transaction keeps its locks until its connection is killed. Reads see committed
-rows.
+The database is SQLite, or a MySQL database whose calls never wait. The server has one write lock,
+like SQLite. A transaction takes it before its first write, or before it locks a row. The tables
+``leases`` and ``brokers`` have a lock each. Transactions that lock a row in share mode share the
+lock of its table. So a transaction that has checked its lease, and has not yet written, overlaps
+with others. Its reads see the rows that the others commit meanwhile. A transaction that waits for a
+lock longer than ``lock_wait_s`` is aborted. A process that stops inside a transaction keeps its
+locks until its connection is killed. Reads see committed rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
-from escapement.storage.engine.base import Connection, Params, Result, Row, Step, TransactionAborted
+from escapement.storage.engine.base import (
+    Connection,
+    Engine,
+    Params,
+    Result,
+    Row,
+    Step,
+    TransactionAborted,
+)
 from escapement.storage.engine.result_buffer import Landing
-from escapement.storage.engine.sqlite import DIALECT, SqliteConnection, SqliteEngine
+from escapement.storage.engine.sqlite import DIALECT, SqliteConnection
 from simulation.calls import Locks, may_park, park
 
 _WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "ALTER", "DROP")
@@ -52,8 +59,8 @@ class Faults:
 class Server:
     """The database server that all processes share."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int], rng: random.Random) -> None:
-        self.engine = SqliteEngine(path)
+    def __init__(self, engine: Engine, now_ms: Callable[[], int], rng: random.Random) -> None:
+        self.engine = engine
         self.now_ms = now_ms
         self.rng = rng
         self.locks = Locks()
@@ -66,6 +73,11 @@ class Server:
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.rng.random() < probability
 
+    def heal(self) -> None:
+        """End the faults that all processes see."""
+        self.faults = Faults()
+        self.read_only = False
+
     def kill(self, connection_ids: Sequence[int]) -> None:
         """Close connections, and roll back their transactions."""
         for id in connection_ids:
@@ -76,17 +88,17 @@ class Server:
 class SimulatedEngine:
     """The way of one process to the server."""
 
-    kind: Final = "sqlite"
+    kind = "sqlite"
     is_shared: Final = True
     location: Final = "the simulated database"
     lock_wait_s: Final = 5
     max_lanes: Final = 2
-    dialect: Final = replace(
-        DIALECT, now_ms="simulated_now_ms()", share_lock=_SHARE, update_lock=_UPDATE
-    )
+    dialect = replace(DIALECT, now_ms="simulated_now_ms()", share_lock=_SHARE, update_lock=_UPDATE)
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        if server.engine.kind != "sqlite":
+            self.kind, self.dialect = server.engine.kind, server.engine.dialect
         self.is_reachable = True
         self._open: set[SimulatedConnection] = set()
 
@@ -123,9 +135,10 @@ class SimulatedConnection:
     def __init__(self, server: Server, engine: SimulatedEngine) -> None:
         self._server = server
         self._engine = engine
-        self._inner: SqliteConnection = server.engine.connect()
-        now_ms = server.now_ms
-        self._inner._raw.create_function("simulated_now_ms", 0, lambda: now_ms())
+        self._inner = server.engine.connect()
+        if isinstance(self._inner, SqliteConnection):
+            now_ms = server.now_ms
+            self._inner._raw.create_function("simulated_now_ms", 0, lambda: now_ms())
         self.id = next(server.ids)
         server.connections[self.id] = self
         self._in_transaction = False

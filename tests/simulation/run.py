@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +12,8 @@ import trio.testing
 
 from escapement.errors import EscapementError, NotFound
 from histories.checker import violations
-from histories.history import History
 from histories.recording import list_dead_letters
 from histories.storing import unfinished
-from simulation.alarms import alarms
 from simulation.clocks import HOUR_S, stretched
 from simulation.consuming import PERMITS, Subscriber
 from simulation.features.choosing import features_of
@@ -31,10 +24,9 @@ from simulation.operations import Amender, Publisher
 from simulation.operator import Operator
 from simulation.pausing import pausable
 from simulation.reading import Reader
+from simulation.report import Report, report_of
 from simulation.troubles import Troubles
 from simulation.world import ACK_WAIT_MS, LIMITS, World, simulated_world
-from support.memory_directory import memory_directory
-from support.trio_order import replayed
 
 DAYS: Final = 30
 PLAIN: Final = "plain"
@@ -57,85 +49,23 @@ _MEAN_S: Final = 32 * HOUR_S
 # Healthy time until all messages must be acknowledged: longer than two leases and some retries.
 _DRAIN_DAYS: Final = 6
 _MOST_DAYS: Final = 60
-# A run makes many objects that live as long as it. With the usual thresholds of Python, searches
-# for garbage take several per cent of its time.
-_GARBAGE: Final = (50_000, 20, 100)
-# Other counts of the history have these deliveries and messages, too, or no client caused them.
-_NO_OPERATIONS: Final = {"delivered again", "dead letters", "bundles taken"}
-
-
-@dataclass
-class Report:
-    """The result of one run."""
-
-    seed: int
-    violations: list[str]
-    history: History | None = None
-    seconds: float = 0.0
-
-    @property
-    def days(self) -> float:
-        """The virtual time in days."""
-        return 0.0 if self.history is None else self.history.now_s() / 86_400
-
-    @property
-    def operations(self) -> int:
-        """The number of calls of clients, and of deliveries to them."""
-        if self.history is None:
-            return 0
-        return sum(
-            self.history.counts[kind] for kind in self.history.counts.keys() - _NO_OPERATIONS
-        )
-
-    @property
-    def faults(self) -> int:
-        return 0 if self.history is None else self.history.faults.total()
 
 
 def run(seed: int, days: float = DAYS) -> Report:
     """Run one seed, and check its history."""
-    began_s = time.process_time()
-    root = Path(tempfile.mkdtemp(prefix="escapement-simulation-", dir=memory_directory()))
-    report = Report(seed, [])
-    try:
-        with replayed(seed), stretched(), pausable(), alarms(report.violations), _rare_searches():
-            clock = trio.testing.MockClock(autojump_threshold=0)
-            trio.run(_live, seed, days, root, clock, report, clock=clock)
-    except Exception as error:
-        report.violations.append(f"a client failed: {_first(error)!r}")
-    finally:
-        shutil.rmtree(root)
-        report.seconds = time.process_time() - began_s
-    return report
+    with stretched(), pausable():
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        return report_of(partial(_live, days), seed, clock)
 
 
-@contextlib.contextmanager
-def _rare_searches() -> Iterator[None]:
-    """Search for garbage less often inside the ``with`` block."""
-    usual = gc.get_threshold()
-    gc.set_threshold(*_GARBAGE)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-async def _live(
-    seed: int, days: float, root: Path, clock: trio.testing.MockClock, report: Report
-) -> None:
-    async with simulated_world(seed, root, clock) as (world, nursery):
+async def _live(days: float, report: Report, root: Path, clock: trio.testing.MockClock) -> None:
+    async with simulated_world(report.seed, root, clock) as (world, nursery):
         history = world.history
         report.history = history
         history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
         history.sending_s = SENDING_S
         history.expiry_s = ACK_WAIT_MS / 1000 - SENDING_S
-        features = [feature(world) for feature in features_of(seed)]
+        features = [feature(world) for feature in features_of(report.seed)]
         await _begin(world)
         await _set_up(world, _TOPICS, _POLICIES, {})
         subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]

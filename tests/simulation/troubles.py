@@ -70,8 +70,7 @@ class Troubles:
 
     def heal(self) -> None:
         """End all faults, and let all processes run."""
-        self._world.server.faults = Faults()
-        self._world.server.read_only = False
+        self._world.server.heal()
         self._world.network.weather = Weather()
         for host in self._world.hosts:
             host.engine.is_reachable = True

@@ -24,6 +24,7 @@ from escapement.errors import Disconnected
 from escapement.names import TopicName
 from escapement.storage import schema
 from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.engine.sqlite import SqliteEngine
 from histories.history import History
 from simulation.calls import Threads, waiting_members
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
@@ -71,7 +72,8 @@ class World:
         self.rng = self.chance("world")
         self.clock = TrueClock(clock)
         self.network = Network(self.chance("network"))
-        self.server = Server(root / "log.sqlite3", self.clock.now_ms, self.chance("database"))
+        database = SqliteEngine(root / "log.sqlite3")
+        self.server = Server(database, self.clock.now_ms, self.chance("database"))
         self.threads = Threads()
         self.history = History(self.clock)
         self.bundles = self.rng.choice([1, 1, 2, 3, 4])

@@ -49,6 +49,10 @@ class Directory(Protocol):
         """
         ...
 
+    def next_owner_of(self, bundle_id: int) -> Place | None:
+        """Return where the bundle of a broker goes that stops; None if there is no other broker."""
+        ...
+
 
 class OneBundle:
     """The directory of a broker that knows no other brokers: all topics belong to its bundle."""
@@ -64,6 +68,9 @@ class OneBundle:
 
     def owner_of(self, bundle_id: int) -> Place:
         return self._here if bundle_id == self._bundle_id else Place("", 0)
+
+    def next_owner_of(self, bundle_id: int) -> Place | None:
+        return None
 
 
 def wanted_bundle(features: Mapping[str, Any]) -> int | None:

@@ -8,8 +8,8 @@ something pass two more checks (``visit/guard.py``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from math import inf
 from pathlib import Path
@@ -28,10 +28,11 @@ from starlette.staticfiles import StaticFiles
 from escapement.client.broker import Broker
 from escapement.console.config import ConsoleConfig
 from escapement.console.pages import PAGES
+from escapement.console.visit import cookie
 from escapement.console.visit.guard import STATIC, GuardHeaders, check_origin, check_secret
 from escapement.console.visit.live import EventStream, events, trouble
 from escapement.console.visit.rendering import render
-from escapement.console.visit.sessions import IDLE_S, Session, Sessions
+from escapement.console.visit.sessions import Session, Sessions
 from escapement.console.visit.user import User
 from escapement.console.visit.view import THEME_COOKIE, THEMES, Page, View
 from escapement.errors import (
@@ -45,12 +46,14 @@ from escapement.errors import (
 from escapement.event_log import EventLog
 from escapement.gateway.app import GatewayApp
 from escapement.gateway.clients import Clients
-from escapement.http.body import read_body
+from escapement.http.body import Bodies, read_body
 from escapement.http.sender import check_without_token, is_local
 from escapement.http.statuses import status_of
 
 # The most bytes of a form. It may have a payload.
 MOST_FORM_BYTES: Final = 8 << 20
+# The most bytes of the forms of all requests in progress.
+MOST_BYTES: Final = 64 << 20
 # The most bytes of the form to sign in, which everybody may send.
 MOST_LOGIN_BYTES: Final = 16 << 10
 # The most requests at once, and the most pages that follow the brokers.
@@ -62,7 +65,6 @@ MOST_LIVE_OF_SESSION: Final = 40
 LONGEST_PAGE_S: Final = 10.0
 # How long the rights of a user may be out of date. The brokers check each request anyway.
 USER_S: Final = 30.0
-COOKIE: Final = "escapement_console"
 
 _STATIC_FILES: Final = Path(__file__).parent / "static"
 _log = EventLog(__name__)
@@ -95,6 +97,7 @@ class ConsoleApp:
         self._gateway = gateway
         self._sessions = Sessions()
         self._requests = 0
+        self._bodies = Bodies(MOST_BYTES)
         self._live: set[trio.CancelScope] = set()
         self._stopping = False
         routes: list[BaseRoute] = [
@@ -138,8 +141,7 @@ class ConsoleApp:
 
     async def _answer(self, page: Page, request: Request) -> Response:
         id, session = await self._session(request)
-        form = await _form(request, session) if page.method == "POST" else MultiDict()
-        async with self._clients.use(session.token) as client:
+        async with self._form(request, session) as form, self._clients.use(session.token) as client:
             view = self._view(request, session, client.broker, form)
             try:
                 await self._refresh(session, client.broker)
@@ -151,8 +153,8 @@ class ConsoleApp:
                     raise
                 view.trouble = error
                 response = await _again(page, view)
-        if request.cookies.get(COOKIE) != id:
-            self._set_cookie(response, id)
+        if cookie.read(request) != id:
+            cookie.write(request, response, id)
         return response
 
     def _following(self, page: Page) -> Handler:
@@ -198,7 +200,7 @@ class ConsoleApp:
         Raises:
           Unauthenticated: if the user must sign in.
         """
-        id = request.cookies.get(COOKIE, "")
+        id = cookie.read(request)
         session = self._sessions.find(id)
         if session is not None:
             if not session.token:
@@ -215,6 +217,22 @@ class ConsoleApp:
             raise Unauthenticated("Sign in with a token.")
         check_without_token(request)
 
+    @asynccontextmanager
+    async def _form(self, request: Request, session: Session) -> AsyncIterator[MultiDict]:
+        """Lend the fields of a form that a page of the session has sent; none for a GET.
+
+        Raises:
+          Refused: if another site has sent it.
+        """
+        if request.method != "POST":
+            yield MultiDict()
+            return
+        check_origin(request)
+        async with self._bodies.lend(request, MOST_FORM_BYTES) as body:
+            form = _fields(body)
+            check_secret(request, session, form)
+            yield form
+
     async def _refresh(self, session: Session, broker: Broker) -> None:
         """Read the rights of a user again if they may be out of date."""
         now_s = trio.current_time()
@@ -229,43 +247,32 @@ class ConsoleApp:
             return self._login_page(request, "")
         try:
             check_origin(request)
-            fields = dict(await _fields(request, MOST_LOGIN_BYTES))
-            token = fields.get("token", "").strip()
+            form = _fields(await read_body(request, MOST_LOGIN_BYTES))
+            token = form.get("token", "").strip()
             if not token:
                 raise Unauthenticated("Enter a token.")
             async with self._clients.use(token) as client:
                 user = await User.of(client.broker)
         except EscapementError as error:
             return self._login_page(request, str(error), status_of(error))
-        self._sessions.end(request.cookies.get(COOKIE, ""))  # that of another token
+        self._sessions.end(cookie.read(request))  # that of another token
         id, _ = self._sessions.begin(token, user)
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
-        self._set_cookie(response, id)
+        cookie.write(request, response, id)
         return response
 
     async def _logout(self, request: Request) -> Response:
-        id = request.cookies.get(COOKIE, "")
+        id = cookie.read(request)
         session = self._sessions.find(id)
         if session is not None:
             try:
-                await _form(request, session)
+                async with self._form(request, session):
+                    self._sessions.end(id)
             except EscapementError as error:
                 return self._refused(request, error)
-            self._sessions.end(id)
         response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-        response.delete_cookie(COOKIE)
+        cookie.delete(request, response)
         return response
-
-    def _set_cookie(self, response: Response, id: str) -> None:
-        # With SameSite=Strict, a link in a chat would open the console as if not signed in.
-        response.set_cookie(
-            COOKIE,
-            id,
-            max_age=int(IDLE_S),
-            httponly=True,
-            samesite="lax",
-            secure=self._config.tls_cert is not None,
-        )
 
     def _login_page(
         self, request: Request, error: str, status: HTTPStatus = HTTPStatus.OK
@@ -276,7 +283,7 @@ class ConsoleApp:
         """Return the answer to a request that ended with an error of ours."""
         is_htmx = "hx-request" in request.headers
         if isinstance(error, Unauthenticated):
-            self._sessions.end(request.cookies.get(COOKIE, ""))
+            self._sessions.end(cookie.read(request))
             query = f"?{request.url.query}" if request.url.query else ""
             at = request.url.path + query if request.method == "GET" else "/"
             path = f"/login?next={quote(at)}"
@@ -323,20 +330,7 @@ async def _again(page: Page, view: View) -> Response:
     return view.show("frame/refused.html")
 
 
-async def _form(request: Request, session: Session) -> MultiDict:
-    """Return the fields of a form that a page of the session has sent.
-
-    Raises:
-      Refused: if another site has sent it.
-    """
-    check_origin(request)
-    form = await _fields(request)
-    check_secret(request, session, form)
-    return form
-
-
-async def _fields(request: Request, most_bytes: int = MOST_FORM_BYTES) -> MultiDict:
-    body = await read_body(request, most_bytes)
+def _fields(body: bytes) -> MultiDict:
     try:
         return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20_000))
     except ValueError as error:

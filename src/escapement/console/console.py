@@ -34,7 +34,7 @@ async def run_console(
       now_ms: returns the time in Unix milliseconds; None for the clock of this machine.
 
     Raises:
-      OSError: if the address cannot be bound.
+      InvalidRequest: if the address cannot be bound.
     """
 
     def announce(address: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -17,7 +16,6 @@ from starlette.routing import Route
 from escapement.errors import (
     Busy,
     EscapementError,
-    InvalidRequest,
     ShuttingDown,
     Unauthenticated,
 )
@@ -26,13 +24,12 @@ from escapement.gateway.clients import Clients
 from escapement.gateway.openapi import PREFIX, document
 from escapement.gateway.operation import BYTES, JSON, Answer, Call, Operation
 from escapement.gateway.problem import failed, no_such_route, problem
-from escapement.http.body import read_body
+from escapement.http.body import Bodies
 from escapement.http.sender import Refused, bearer_token, check_without_token, is_local
 from escapement.names import TopicName
 
-# The most bytes of the body of a request, and the longest time in which it must arrive.
+# The most bytes of the body of a request.
 MOST_BODY_BYTES: Final = 8 << 20
-LONGEST_BODY_S: Final = 60.0
 # The most requests at once, beside those that wait for messages, and the most of these. Further
 # ones get 503. The bodies of all requests have a bound, too.
 MOST_REQUESTS: Final = 256
@@ -45,6 +42,8 @@ GROUPS: Final = {
     "Receive": receiving.OPERATIONS,
 }
 OPERATIONS: Final = [one for group in GROUPS.values() for one in group]
+
+_NO_TOKEN: Final = "Send a token: Authorization: Bearer TOKEN."
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -62,7 +61,8 @@ class GatewayApp:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._requests = self._bytes = 0
+        self._requests = 0
+        self._bodies = Bodies(MOST_BYTES)
         self._waiting: set[trio.CancelScope] = set()
         self._stopping = False
         self.routes: Final = [
@@ -90,9 +90,11 @@ class GatewayApp:
 
         async def handle(request: Request) -> Response:
             try:
-                return await carry_out(operation, request)
+                answer = await carry_out(operation, request)
             except EscapementError as error:
-                return problem(error)
+                answer = problem(error)
+            answer.headers["cache-control"] = "no-store"
+            return answer
 
         return handle
 
@@ -122,33 +124,20 @@ class GatewayApp:
         topic = TopicName.parse("{tenant}/{namespace}/{topic}".format_map(path)).full
         headers, query = operation.headers_of(request), operation.query_of(request)
         token = _token_of(request)
-        # Only senders with a valid token use memory for a body.
-        async with self._clients.use(token) as client, self._body(request) as body:
-            given = operation.body_of(body, request.headers.get("content-type", ""))
-            call = Call(client, topic, path, headers, query, given, request)
-            return _response(operation, await operation.act(call))
-
-    @asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """Lend the body of a request. It counts to the bytes of all requests."""
-        taken_bytes = 0
-
-        def take(size_bytes: int) -> None:
-            nonlocal taken_bytes
-            if self._bytes + size_bytes > MOST_BYTES:
-                raise Busy("The requests in progress are too large. Try again.")
-            self._bytes += size_bytes
-            taken_bytes += size_bytes
-
         try:
-            body = None
-            with trio.move_on_after(LONGEST_BODY_S):
-                body = await read_body(request, MOST_BODY_BYTES, take)
-            if body is None:
-                raise InvalidRequest(f"The body has not arrived within {LONGEST_BODY_S:g} s.")
-            yield body
-        finally:
-            self._bytes -= taken_bytes
+            # Only senders with a valid token use memory for a body.
+            async with (
+                self._clients.use(token) as client,
+                self._bodies.lend(request, MOST_BODY_BYTES) as body,
+            ):
+                given = operation.body_of(body, request.headers.get("content-type", ""))
+                call = Call(client, topic, path, headers, query, given, request)
+                return _response(operation, await operation.act(call))
+        except Unauthenticated:
+            if token:
+                raise
+            # The broker says how a client of its own protocol sends a token.
+            raise Unauthenticated(_NO_TOKEN) from None
 
 
 _RECEIVE: Final = next(one for one in OPERATIONS if one.name == "receive")
@@ -165,7 +154,7 @@ def _token_of(request: Request) -> str:
     if token:
         return token
     if not is_local(request):
-        raise Unauthenticated("Send a token: Authorization: Bearer TOKEN.")
+        raise Unauthenticated(_NO_TOKEN)
     check_without_token(request)
     origin = request.headers.get("origin")
     if origin is not None and origin != f"{request.url.scheme}://{request.headers['host']}":

@@ -31,7 +31,7 @@ async def run_gateway(
       ready: called with the address, when the gateway accepts requests.
 
     Raises:
-      OSError: if the address cannot be bound.
+      InvalidRequest: if the address cannot be bound.
     """
 
     def announce(address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from escapement.errors import InvalidRequest
 from escapement.gateway.config import GatewayConfig
 from escapement.http.server import Certificate, address_text, serve_http
 
@@ -32,7 +33,7 @@ async def serve_app(
       ready: called with the address, when the server accepts requests.
 
     Raises:
-      OSError: if the address cannot be bound.
+      InvalidRequest: if the address cannot be bound.
     """
 
     certificate = None
@@ -43,11 +44,17 @@ async def serve_app(
         await until()
         app.stop()
 
-    await serve_http(
-        app.asgi,
-        config.host,
-        config.port,
-        stopping,
-        certificate=certificate,
-        ready=lambda port: ready(address_text(config.host, port)),
-    )
+    try:
+        await serve_http(
+            app.asgi,
+            config.host,
+            config.port,
+            stopping,
+            certificate=certificate,
+            ready=lambda port: ready(address_text(config.host, port)),
+        )
+    except OSError as error:
+        raise InvalidRequest(
+            f"The {config.NAME} cannot listen on {address_text(config.host, config.port)}: "
+            f"{error.strerror or error}. Give another address with --listen."
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -9,12 +10,13 @@ from typing import Annotated, Any, Final
 import trio
 from mcp_types import Tool as ShownTool
 from mcp_types import ToolAnnotations
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from escapement.gateway.client import Client
 from escapement.mcp.limits import Limits
 from escapement.protocol.limits import MAX_REASON_CHARS, MAX_TOPIC_CHARS
 
+_NUMBER: Final = re.compile(r"[\s0-9.eE+-]*")
 TopicText = Annotated[
     str,
     Field(
@@ -39,8 +41,22 @@ Duration = Annotated[
         examples=["30m"],
     ),
 ]
+
+
+def _written(value: Any) -> Any:
+    """Return a time as it was given, if it is written as text.
+
+    In a number, pydantic sees Unix seconds. But an agent may mean a day by 20261224, and the
+    message would be due at once.
+    """
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        raise ValueError("write the time as in 2026-12-24T18:00:00+01:00")
+    return value
+
+
 Moment = Annotated[
     AwareDatetime,
+    BeforeValidator(_written),
     Field(
         description="A time with its offset from UTC (RFC 3339).",
         examples=["2026-12-24T18:00:00+01:00"],

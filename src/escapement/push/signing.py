@@ -17,10 +17,13 @@ from escapement.clock import moment
 _PREFIX: Final = "whsec_"
 # Values of properties that may be sent as headers. Others are left out.
 _MAX_HEADER_CHARS: Final = 512
-_VISIBLE: Final = re.compile(r"[ -~]+")
+# Spaces only inside: a header cannot end with one.
+_WORDS: Final = r"[!-~](?:[ -~]*[!-~])?"
+_VISIBLE: Final = re.compile(_WORDS)
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CONTENT_TYPE: Final = re.compile(
-    r"[!#$&^_.+a-z0-9-]+/[!#$&^_.+a-z0-9-]+(; ?[ -~]+)?", re.IGNORECASE
+    rf"[!#$&^_.+a-z0-9-]+/[!#$&^_.+a-z0-9-]+(; ?{_WORDS})?",
+    re.IGNORECASE | re.ASCII,  # otherwise the long s is a letter, too
 )
 
 

@@ -426,6 +426,30 @@ async def test_a_request_at_a_broker_that_has_lost_its_lease_is_repeated(
             assert changed.done.all()
 
 
+@pytest.mark.parametrize("bundles", [1, 2])
+async def test_a_request_that_a_stopping_broker_refused_is_repeated_at_the_next_owner(
+    bundles: int, mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: also if there is one bundle. The application sees a pause."""
+    async with cluster(sqlite, tmp_path, bundles=bundles) as found, connected(found) as client:
+        (topic,) = named(found, 0)
+        later = await (await client.producer(topic)).send(b"later", delay="1h")
+        (broker,) = brokers_of(found, "a:7650")
+        broker.stopping = True
+        answers: list[Any] = []
+
+        async def cancel() -> None:
+            answers.append(await client.cancel(later))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel)
+            await found.clock.advance(seconds=2)
+            assert not answers
+            await found.move(0, "b:7650")
+            await settle(found, lambda: bool(answers))
+        assert answers[0].done.all()
+
+
 async def test_a_request_that_must_not_act_twice_fails_where_the_lease_is_lost(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import memory_stream_pair
 
 from escapement.access.token import Token
-from escapement.broker.config import BrokerConfig
-from escapement.broker.limits import BrokerLimits
 from escapement.broker.membership import RENEWALS_PER_LEASE
 from escapement.broker.node.node import Node
 from escapement.broker.runners import Runners
@@ -28,49 +25,17 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 from escapement.testing.clock import START_MS, VirtualClock
-from escapement.testing.world import MemoryStream, arrived
+from escapement.testing.world import arrived
 from support.bundle_topics import topic_of_each_bundle
 from support.faults.hanging_calls import HangingCalls, nth
 from support.storage.cluster import connected
 from support.storage.commit_pipelines import FaultyEngine
+from support.storage.running_nodes import Running, made
 from support.storage.virtual_node import virtual_node
 
 HOUR_MS = 3_600_000
-
-
-def made(
-    engine: Engine, data: Path, name: str, clock: VirtualClock, bundles: int, runners: Runners
-) -> Node:
-    """Return a node with the address ``NAME:7650``."""
-    config = BrokerConfig(seed=0, limits=replace(BrokerLimits(), commit_lanes=1))
-    data.mkdir()
-    return virtual_node(engine, data, clock, name, runners=runners, config=config, bundles=bundles)
-
-
-async def stop(clock: VirtualClock, *nodes: Node) -> None:
-    """Stop nodes, and let the time pass until they have ended."""
-    for node in nodes:
-        node.stop()
-    while not all(node.stopped.is_set() for node in nodes):
-        await clock.advance(ms=100)
-
-
-class Running:
-    """Nodes that accept connections in memory."""
-
-    def __init__(self, nursery: trio.Nursery, clock: VirtualClock) -> None:
-        self.clock = clock
-        self._nursery = nursery
-        self._nodes: dict[str, Node] = {}
-
-    async def start(self, address: str, node: Node) -> None:
-        await self._nursery.start(node.run)
-        self._nodes[address] = node
-
-    async def dial(self, address: str) -> MemoryStream:
-        ours, theirs = memory_stream_pair()
-        self._nursery.start_soon(self._nodes[address].front.serve_stream, theirs)
-        return MemoryStream(ours)
+# The first words of the query by which a node looks at all nodes and bundles.
+LOOK = "SELECT 0, owner_id"
 
 
 async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_catalog(
@@ -94,9 +59,9 @@ async def test_node_whose_bundle_was_taken_stands_by_although_it_is_to_read_the_
         await clock.advance(seconds=2)
         assert not node.brokers
         assert not node.stopped.is_set()
-        assert node.choose({}) == Moved(0, 0, "b:7650", lease.epoch)
+        assert node.reception.choose({}) == Moved(0, 0, "b:7650", lease.epoch)
         with pytest.raises(OtherDatabase):
-            node.choose({"log": b"another"})
+            node.reception.choose({"log": b"another"})
         node.stop()
     engine.close()
 
@@ -164,7 +129,7 @@ async def test_drained_bundle_whose_release_fails_gets_its_new_owner(
             message = await inbox.receive()
             assert message is not None
             assert (message.value, message.redelivered) == (b"x", True)
-        await stop(clock, first, second)
+        await running.stop("a:7650", "b:7650")
     engine.close()
 
 
@@ -206,7 +171,9 @@ async def test_bundle_that_hangs_delays_no_other_bundle_of_its_node(
         await clock.advance(seconds=2)
         names = [len(list(broker.registry.namespaces)) for broker in node.brokers]
         assert names == [1] * 4  # of the creation that hung
-        await stop(clock, node)
+        node.stop()
+        while not node.stopped.is_set():
+            await clock.advance(ms=100)
     engine.close()
 
 
@@ -237,7 +204,7 @@ async def test_status_shows_the_messages_per_second_of_a_node(
                 await inbox.ack(await arrived(inbox), durable=True)
             await clock.advance(ms=period_ms)
             assert await load() == 30
-        await stop(clock, node)
+        await running.stop("a:7650")
 
 
 async def test_operators_are_told_once_that_a_node_has_no_topics(
@@ -262,7 +229,29 @@ async def test_operators_are_told_once_that_a_node_has_no_topics(
             await client.admin("cluster.bundles", count=2)
             await clock.advance(seconds=3)
             assert (await client.admin("cluster.status"))["hint"] is None
-        await stop(clock, first, second)
+        await running.stop("a:7650", "b:7650")
     told = [one.message for one in caplog.records if getattr(one, "event", "") == "node.hint"]
     assert told == [hint] * 2
     engine.close()
+
+
+async def test_node_that_is_stopped_while_it_starts_ends_without_a_bundle(
+    engine: Engine, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: it does not go on to own bundles that it would never release."""
+    stopped: list[Node] = []
+
+    def stop(step: str) -> None:
+        if step.lstrip().startswith(LOOK) and not stopped:
+            stopped.append(node)
+            node.stop()
+
+    clock = VirtualClock(START_MS)
+    node = made(FaultyEngine(engine, stop), tmp_path / "a", "a", clock, 2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run)
+        for _ in range(50):
+            await clock.advance(ms=100)
+        assert stopped
+        assert node.stopped.is_set()
+        nursery.cancel_scope.cancel()

@@ -41,6 +41,20 @@ async def test_the_bundle_in_hello_chooses_the_broker(
             assert (refused.code, refused.retryable) == ("wrong_bundle", True)
 
 
+async def test_welcome_tells_the_epoch_of_the_only_bundle(
+    mock_clock: trio.testing.MockClock, sqlite: Engine, tmp_path: Path
+) -> None:
+    """B8: so the client forgets an earlier owner, which it would try first at each reconnect."""
+    async with cluster(sqlite, tmp_path, addresses=("a:7650",), bundles=1) as found:
+        for epoch in (1, 2):
+            async with silent_peer(found.nodes["a:7650"].front) as peer:
+                (welcome,) = await peer.say(hello(moved=1))
+                assert isinstance(welcome, wire.Welcome)
+                assert welcome.limits["epoch"] == epoch
+                assert welcome.limits.keys().isdisjoint({"bundles", "bundle"})
+            await found.move(0, "a:7650")
+
+
 async def test_a_request_for_a_topic_of_another_bundle_is_answered_with_its_owner(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import trio
 
 import escapement
 from escapement.bench.host import host
+from support.processes.forked import run_forked
 
 SENDING = "--batch-size 50 --in-flight 200 --payload-bytes 5-50 --tick 20ms"
 COMMANDS = [
@@ -46,12 +47,9 @@ COUNTED = (*TIMED, "workers", "catchup")
 
 
 def bench(words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "escapement", "bench", *words.split(), "-o", "json"],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=120,
-    )
+    program = ["-m", "escapement", "bench", *words.split(), "-o", "json"]
+    done = run_forked(*program, environment=os.environ)
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

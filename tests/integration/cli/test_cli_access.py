@@ -22,6 +22,7 @@ from escapement.client.connection.token_source import FILE_VARIABLE, TOKEN_VARIA
 from escapement.errors import AccessDenied, Disconnected, StorageError, Unauthenticated
 from support.database.servers import free_port
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
+from support.processes.forked import run_forked
 
 TIMEOUT_S = 120
 
@@ -37,14 +38,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerPro
 def said(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     environment = {n: v for n, v in os.environ.items() if n not in (TOKEN_VARIABLE, FILE_VARIABLE)}
-    return subprocess.run(
-        [sys.executable, "-m", "escapement", *words],
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return run_forked("-m", "escapement", *words, environment=environment | variables)
 
 
 def ok(*words: str, **variables: str) -> str:
@@ -89,17 +83,13 @@ def test_first_token_roles_and_revocation_on_a_running_broker(
     ):
         producer = client.producer("shop/eu/orders")
         producer.send(b"y")
-        began_s = time.monotonic()
         admin.admin("grants.remove", role="billing", pattern="shop/eu/*", actions=["produce"])
         with pytest.raises(AccessDenied, match="'produce' on shop/eu/orders"):
             _repeat(lambda: producer.send(b"z"))
-        assert time.monotonic() - began_s < 2
         id = Token.parse(billing_file.read_text()).id
-        began_s = time.monotonic()
         admin.admin("tokens.revoke", id=id)
         with pytest.raises(Unauthenticated, match="revoked"):
             _repeat(lambda: client.admin("outboxes.poll"))
-        assert time.monotonic() - began_s < 2
 
     # Another bootstrap works although a superuser exists, for an operator who lost all tokens.
     again = ok("admin", "bootstrap", "--data", str(broker.data))
@@ -111,8 +101,12 @@ def test_first_token_roles_and_revocation_on_a_running_broker(
 
 
 def _repeat(call: Callable[[], object]) -> None:
-    """Repeat a call until it raises. The outcome of one in progress may be unknown."""
-    while True:
+    """Repeat a call until it raises. The outcome of one in progress may be unknown.
+
+    Tests on a virtual clock show that two seconds are enough. A busy machine may need more.
+    """
+    until_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until_s:
         with contextlib.suppress(Disconnected):
             call()
 

@@ -24,13 +24,14 @@ from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 from support.database.servers import MysqlServer, SqlServer
 from support.processes.broker import BrokerProcess, broker_process
+from support.processes.forked import run_forked
 
 SECRET = "s3cr3t-and-never-shown"
 TIMEOUT_S = 60
 
 
 def command(*options: str | Path) -> list[str]:
-    return [sys.executable, "-m", "escapement", "serve", *map(str, options)]
+    return ["-m", "escapement", "serve", *map(str, options)]
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
@@ -40,15 +41,8 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 def refused(*options: str | Path, **variables: str) -> str:
     """Return the one line in which `serve` says why it does not start."""
-    done = subprocess.run(
-        [*command(*options), "--log-level", "error"],
-        env=clean_environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    program = [*command(*options), "--log-level", "error"]
+    done = run_forked(*program, environment=clean_environment(**variables))
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert done.stderr.startswith("escapement: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -73,7 +67,7 @@ class Served:
 
     def __init__(self, *options: str | Path, **variables: str) -> None:
         self.process = subprocess.Popen(
-            command(*options),
+            [sys.executable, *command(*options)],
             env=clean_environment(**{"ESCAPEMENT_LISTEN": "127.0.0.1:0"} | variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

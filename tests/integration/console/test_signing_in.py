@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 import trio
 import trio.testing
 
 from escapement import testing
 from escapement.access.token import Token
+from escapement.console import app as console_app
 from escapement.console.app import LONGEST_PAGE_S, MOST_LIVE_OF_SESSION, MOST_LOGIN_BYTES
 from support.console.tab import serving
-from support.console.visitor import text_of, visiting
+from support.console.visitor import Visitor, text_of, visiting
 from support.roles import begin
 
 
@@ -144,6 +146,21 @@ async def test_form_to_sign_in_has_a_bound(mock_clock: trio.testing.MockClock) -
             body = b"token=" + b"x" * MOST_LOGIN_BYTES
             answer = await http.post(f"{url}/login", content=body, headers={"origin": url})
             assert (answer.status_code, "more than" in text_of(answer)) == (400, True)
+
+
+async def test_forms_have_a_bound_together(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B14: many large forms at once must not fill the memory of the console."""
+    monkeypatch.setattr(console_app, "MOST_BYTES", 1000)
+    async with testing.start() as world, serving(world) as url:
+        async with httpx.AsyncClient(base_url=url) as http:
+            headers = {"origin": url, "x-csrf-token": await Visitor(http).secret()}
+            form = {"topic": "x" * 1000, "id": "1"}
+            answer = await http.post("/jobs/stop", data=form, headers=headers)
+            assert (answer.status_code, "too large" in text_of(answer)) == (503, True)
+            answer = await http.post("/jobs/stop", data=form | {"topic": "x"}, headers=headers)
+            assert answer.status_code == 404
 
 
 async def test_user_cannot_take_all_live_pages(mock_clock: trio.testing.MockClock) -> None:

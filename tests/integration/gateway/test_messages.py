@@ -43,6 +43,7 @@ async def test_message_and_its_payload_are_shown(gateway: HttpServerProcess) -> 
         assert payload.content == content
         assert payload.headers["content-type"] == "application/octet-stream"
         assert payload.headers["x-content-type-options"] == "nosniff"
+        assert payload.headers["cache-control"] == "no-store"
         for path in ("messages/1", "messages/1/payload"):
             assert problem(await http.get(path)) == (404, "not_found")
         for wrong in ("messages/-1", "messages/x", "messages/1e3", f"messages/{10**18}"):

@@ -60,6 +60,16 @@ async def test_agent_cannot_schedule_further_ahead_than_allowed(mock_clock: Any)
         assert (await broker.show("notes@0")).due_at == (await broker.show("notes@1")).due_at
 
 
+async def test_number_is_no_time(mock_clock: Any) -> None:
+    """B18: a day without hyphens is not taken as Unix seconds, which would be due at once."""
+    async with testing.start() as world, world.connect() as broker, agent(world) as robot:
+        for at in ("20261225", 20261225, 1798192800, "1798192800.5", " 1798192800", "2026-12-25"):
+            words = await robot.refused("schedule_message", **X, at=at)
+            assert words.startswith("The arguments of schedule_message are not valid. at: ")
+        await robot.call("schedule_message", **X, at="2026-12-25T00:00:00Z")
+        assert (await broker.admin("topics.stats", topic="notes"))["next_offset"] == 1
+
+
 async def test_pending_messages_of_a_key_are_limited(mock_clock: Any) -> None:
     """B18: calls at the same time never exceed the limit. A repeated call stores nothing new."""
     limits = Limits(may_write=True, max_pending_per_key=3)

@@ -12,6 +12,7 @@ import trio.testing
 
 from escapement.storage import schema
 from escapement.storage.engine.base import Connection, TransactionAborted
+from escapement.storage.engine.sqlite import SqliteEngine
 from simulation.calls import Calls, Threads, park
 from simulation.clocks import TrueClock
 from simulation.database import Faults, Server, SimulatedEngine
@@ -27,7 +28,7 @@ class Database:
 
     def __init__(self, path: Path, clock: trio.testing.MockClock) -> None:
         self.threads = Threads()
-        self.server = Server(path, TrueClock(clock).now_ms, random.Random(0))
+        self.server = Server(SqliteEngine(path), TrueClock(clock).now_ms, random.Random(0))
         self._calls = Calls(self.threads, random.Random(0), self.server.locks)
         self._calls.slow_share = 1.0
         self.server.faults = Faults(slow=0.0)

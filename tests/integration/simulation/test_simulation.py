@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulation.planted import BUGS, planted
-from simulation.run import DAYS, Report, run
+from simulation.report import Report
+from simulation.run import DAYS, run
 from support.seeds import seeds
 
 SEEDS = range(1, 4)

@@ -34,9 +34,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     if request.param == "memory":
         opened = SqliteEngine.in_memory()
     elif request.param == "simulated":
-        server = Server(
-            tmp_path / "log.sqlite3", lambda: time.time_ns() // 1_000_000, random.Random(0)
-        )
+        database = SqliteEngine(tmp_path / "log.sqlite3")
+        server = Server(database, lambda: time.time_ns() // 1_000_000, random.Random(0))
         opened = SimulatedEngine(server)
     else:
         url = request.getfixturevalue("mysql_url") if request.param == "mysql" else None

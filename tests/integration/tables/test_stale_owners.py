@@ -15,9 +15,9 @@ import escapement
 from escapement.broker.broker import BrokerConfig
 from escapement.testing import World
 from escapement.testing.clock import VirtualClock
-from random_workloads.owners import LEASE_S, Owner
 from support.database.outages import Outage
 from support.faults.hanging_calls import HangingCalls, nth
+from support.faults.stale_owner import LEASE_S, Owner
 from support.storage.commit_pipelines import FaultyEngine
 from support.tables.shops import Shop, comment, taken
 

@@ -23,7 +23,7 @@ PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 # With these, a page looks the same each time that it is drawn.
 _OPTIONS: Final = ("--disable-partial-raster", "--num-raster-threads=1")
 # The longest wait of a step. Steps that succeed wait for much less.
-STEP_MS: Final = 10_000
+STEP_MS: Final = 60_000
 
 
 class Chromium:

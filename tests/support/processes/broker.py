@@ -1,7 +1,8 @@
 """A broker in its own process, which tests start, stop, kill and freeze.
 
-The process runs ``escapement serve``, as an operator would. If a test needs a limit that the
-command has no option for, such as a short lease, ``limited_broker.py`` runs the same server.
+The process runs ``escapement serve``, as an operator would, in a fork (``forked.py``). If a test
+needs a limit that the command has no option for, such as a short lease, ``limited_broker.py`` runs
+the same server.
 The port stays the same at every start, so clients reconnect.
 """
 
@@ -11,8 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import trio
 import escapement
 from escapement.failpoints import VARIABLE
 from support.database.servers import free_port
+from support.processes.forked import ForkedProcess
 
 START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 60
@@ -69,7 +69,7 @@ class BrokerProcess:
         self._limits = limits
         self._tables = tables
         self._outboxes = outboxes
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedProcess | None = None
         data.mkdir(parents=True, exist_ok=True)
         self._said = data.with_name(data.name + ".out")
         self._complained = data.with_name(data.name + ".err")
@@ -83,7 +83,7 @@ class BrokerProcess:
         return self.data / "index"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> ForkedProcess:
         assert self._process is not None, "never started"
         return self._process
 
@@ -97,9 +97,9 @@ class BrokerProcess:
         """Start the process and return at once; ``ready`` becomes true when it serves."""
         assert not self.running
         if self._limits is None:
-            command = [sys.executable, "-m", "escapement", "serve", *self._options]
-            command += ["--data", str(self.data), "--listen", f"127.0.0.1:{self.port}"]
-            command += ["--log", self._log_url] if self._log_url else []
+            program = ["-m", "escapement", "serve", *self._options]
+            program += ["--data", str(self.data), "--listen", f"127.0.0.1:{self.port}"]
+            program += ["--log", self._log_url] if self._log_url else []
         else:
             asked = {
                 "data": str(self.data),
@@ -110,19 +110,13 @@ class BrokerProcess:
                 "outboxes": self._outboxes,
                 "clock_ahead_ms": self.clock_ahead_ms,
             }
-            command = [sys.executable, str(self.runner), json.dumps(asked)]
+            program = [str(self.runner), json.dumps(asked)]
         self.starts += 1
-        with self._said.open("wb") as out, self._complained.open("ab") as err:
+        with self._complained.open("ab") as err:
             err.write(f"-- start {self.starts} --\n".encode())
-            err.flush()
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **self.environment, VARIABLE: self.failpoints},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        self._said.write_bytes(b"")  # the process may start later, and ``ready`` reads this
+        environment = {**os.environ, **self.environment, VARIABLE: self.failpoints}
+        self._process = ForkedProcess(program, environment, self._said, self._complained)
 
     def ready(self) -> bool:
         """Return whether the broker has printed that it accepts connections."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from typing import Any, Final
 
 import httpx
 import trio
+
+from support.processes.forked import ForkedProcess
 
 COMMAND: Final = (sys.executable, "-m", "escapement")
 START_TIMEOUT_S: Final = 60
@@ -38,15 +39,11 @@ class HttpServerProcess:
         """Start it for brokers, with further options of the command and of the environment."""
         home.mkdir(parents=True, exist_ok=True)
         said, self._complained = home / f"{command}.out", home / f"{command}.err"
-        with said.open("wb") as out, self._complained.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*COMMAND, command, "--broker", brokers, "--listen", "127.0.0.1:0", *options],
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        for file in (said, self._complained):
+            file.write_bytes(b"")
+        at = ("--broker", brokers, "--listen", "127.0.0.1:0")
+        program = ["-m", "escapement", command, *at, *options]
+        self.process = ForkedProcess(program, {**os.environ, **variables}, said, self._complained)
         began = time.monotonic()
         while not (line := said.read_text()).endswith("\n"):
             if self.process.poll() is not None or time.monotonic() > began + START_TIMEOUT_S:

@@ -132,6 +132,10 @@ class Cluster:
     def owner_of(self, bundle_id: int) -> Place:
         return self._places[bundle_id]
 
+    def next_owner_of(self, bundle_id: int) -> Place | None:
+        place = self.owner_of(bundle_id)
+        return place if self.count > 1 or place.address else None
+
     def next_wake_ms(self) -> int | None:
         """Return when a topic of any running broker next has work."""
         wakes = [

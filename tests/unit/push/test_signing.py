@@ -57,3 +57,14 @@ def test_property_that_is_no_valid_header_is_left_out(odd: Any) -> None:
     found = headers(traceparent=odd, tracestate=odd, **{"content-type": odd})
     assert found["content-type"] == "application/octet-stream"
     assert not {"traceparent", "tracestate"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    "odd", ["text/ſ", "text/plain; charset=x ", "text/plain;  ", "text/\u212a"]
+)
+def test_value_that_no_request_can_have_is_left_out(odd: str) -> None:
+    """B16: a publisher cannot end the process that posts, nor make posts fail."""
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    found = headers(traceparent=trace, tracestate=odd, **{"content-type": odd})
+    assert found["content-type"] == "application/octet-stream"
+    assert "tracestate" not in found

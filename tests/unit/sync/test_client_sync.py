@@ -137,7 +137,7 @@ def test_closed_inbox_has_sent_its_acks_and_ends_the_iteration_of_all_threads(ba
             waiting = [pool.submit(list, inbox), pool.submit(list, inbox.batches())]
             until(broker, lambda: inbox._receiving)
             inbox.close()
-            assert [future.result(10) for future in waiting] == [[], []]
+            assert [future.result(60) for future in waiting] == [[], []]
 
 
 def test_threads_share_an_inbox_and_a_producer() -> None:
@@ -194,9 +194,9 @@ def test_message_with_an_invalid_sequence_leaves_other_producers_alone() -> None
             failed = bad.submit(b"x", sequence="7")
             futures = [good.submit(b"x") for _ in range(10)]
         with pytest.raises(TypeError):
-            failed.result(10)
-        assert len([future.result(10) for future in futures]) == 10
-        assert good.submit(b"later").result(10)
+            failed.result(60)
+        assert len([future.result(60) for future in futures]) == 10
+        assert good.submit(b"later").result(60)
 
 
 def test_cancelled_message_is_not_sent() -> None:
@@ -315,7 +315,7 @@ def test_timeout_includes_the_wait_for_another_thread_that_is_receiving() -> Non
             other = pool.submit(inbox.receive)
             until(broker, lambda: inbox._receiving)
             for take in (inbox.receive, inbox.next_batch):
-                assert pool.submit(take, timeout_s=0.01).result(10) is None
+                assert pool.submit(take, timeout_s=0.01).result(60) is None
             assert not other.done()
             portal.call(peer.deliver, [b"a"], [0])
             message = other.result()

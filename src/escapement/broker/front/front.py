@@ -174,12 +174,18 @@ class Front:
 
     def say_goodbye(self, broker: Broker) -> None:
         """Tell the peers of a broker that it is stopping, and where its bundle goes."""
-        directory = broker.directory
+        place = broker.directory.next_owner_of(broker.bundle_id)
         for session in self._sessions_of(broker):
-            if directory.count > 1:
-                session.moved(directory.owner_of(broker.bundle_id))
-            else:
+            if place is None:
                 session.say_goodbye("the broker is stopping")
+            else:
+                session.moved(place)
+
+    def send_away(self, broker: Broker) -> None:
+        """End the connections of a broker that lives on. Tell its peers who may own its bundle."""
+        self.say_goodbye(broker)
+        for session in self._sessions_of(broker):
+            session.dismiss()
 
     async def end_sessions(self, broker: Broker) -> None:
         """End all sessions of a broker, and wait for the calls that they run in threads.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -28,7 +28,6 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.connection_wait import when_connected
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
-from escapement.broker.directory import Place, check_log, wanted_bundle
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
@@ -41,11 +40,11 @@ from escapement.broker.node.hint_log import HintLog
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.node.preparation import prepare
+from escapement.broker.node.reception import Reception
 from escapement.broker.runners import Runners
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
-from escapement.protocol import commands as wire
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
 from escapement.storage.catalog.catalog import misplaced_topics
 from escapement.storage.data_directory import index_directory
@@ -103,12 +102,12 @@ class Node:
         self.draining = False
         self.stopped = trio.Event()  # set when ``run`` is about to return or raise
         self.directory = NodeDirectory(identity.owner_id)
+        self.reception = Reception(self.directory, address, lambda: self.brokers)
         self._output = OutputBound(config.limits.output_bytes)
-        self.front = Front(self.choose, config.limits, self._output, certificates)
+        self.front = Front(self.reception.choose, config.limits, self._output, certificates)
         self._engine = engine
         self._data = data
         self._identity = identity
-        self._address = address
         self._clock = clock
         self._make_runners = make_runners
         self._on_ready = on_ready
@@ -121,7 +120,6 @@ class Node:
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
-        self._log_identity = b""  # known before the first connection is served
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
@@ -149,30 +147,6 @@ class Node:
         self._release(list(self._owned))
         self._hurry.set()
 
-    # -- clients ---------------------------------------------------------------
-
-    def choose(self, features: Mapping[str, Any]) -> Broker | wire.Moved:
-        """Return the broker that serves a new connection, or where the client finds it.
-
-        Args:
-          features: the features of the client's Hello, which may name a bundle.
-
-        Raises:
-          OtherDatabase: if the client has used another database before.
-        """
-        check_log(features, self._log_identity)
-        wanted = wanted_bundle(features)
-        if wanted is None and (serving := self.brokers):
-            return serving[0]
-        bundle_id = self.directory.any_bundle() if wanted is None else wanted
-        broker = self.broker_of(bundle_id)
-        if broker is not None:
-            return broker
-        place = self.directory.owner_of(bundle_id)
-        if place.address == self._address:  # its broker starts or stops here
-            place = Place("", place.epoch)
-        return wire.Moved(0, bundle_id, *place)
-
     # -- the life of a node ----------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -188,6 +162,12 @@ class Node:
                 await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.membership.run)
+                    nursery.start_soon(
+                        self.reception.watch,
+                        lambda: self.membership.left_ms,
+                        self.front.send_away,
+                        self._look_s,
+                    )
                     await self._begin(nursery)
                     task_status.started()
                     await self._live(nursery)
@@ -203,7 +183,7 @@ class Node:
         """Prepare the database, and become a member. Blocking."""
         prepare(self._engine, self._bundles, self.config.new_parallelism)
         with self._connections.use() as connection:
-            self._log_identity = log_identity(connection)
+            self.reception.log_identity = log_identity(connection)
         if not self._engine.is_shared:
             self._check_alone()
         self.membership.register()
@@ -348,6 +328,8 @@ class Node:
 
         bundle = OwnedBundle(bundle_id, lambda: self._make_broker(bundle_id), self.front, ready)
         self._owned[bundle_id] = bundle
+        if self.stopping:  # since the node decided to take it
+            bundle.release()
         try:
             with log_fields(bundle=bundle_id):
                 try:

@@ -22,6 +22,11 @@ class NodeDirectory:
 
     Args:
       node_id: the id of this node.
+
+    Attributes:
+      leaving: the bundles that this node releases.
+      is_cut_off: whether the leases of this node have expired, so that it does not know who owns
+        which bundle.
     """
 
     def __init__(self, node_id: str) -> None:
@@ -32,7 +37,8 @@ class NodeDirectory:
         # Topics that were created when the database had fewer bundles, and so are in another bundle
         # than their name says.
         self._exceptions: Mapping[str, int] = {}
-        self.leaving: set[int] = set()  # bundles that this node releases
+        self.leaving: set[int] = set()
+        self.is_cut_off = False
 
     @property
     def count(self) -> int:
@@ -63,18 +69,46 @@ class NodeDirectory:
         """Return the ids of the nodes that want bundles."""
         return wanting({row.owner_id: row.draining for row in self.nodes.values()})
 
-    def any_bundle(self) -> int:
-        """Return a bundle that a node owns, the lowest; 0 if none is known."""
-        return min((b for b, row in self.bundles.items() if not row.free), default=0)
+    @property
+    def has_others(self) -> bool:
+        """Whether another node lives, which would take the bundles of this one."""
+        return bool(self._others())
 
-    def owner_of(self, bundle_id: int) -> Place:
-        """Return where clients find the broker of a bundle, now or soon. See ``Directory``."""
+    def elsewhere(self, turn: int) -> int:
+        """Return a bundle of another live node; each turn of another one. O(bundles).
+
+        If no other node has a bundle, return the lowest bundle that has an owner, or 0.
+        """
+        owned = {bundle_id: row for bundle_id, row in sorted(self.bundles.items()) if not row.free}
+        first_of: dict[str, int] = {}
+        for bundle_id, row in owned.items():
+            if row.owner_id in self.nodes and row.owner_id != self._node_id:
+                first_of.setdefault(row.owner_id, bundle_id)
+        if first_of:
+            return list(first_of.values())[turn % len(first_of)]
+        return min(owned, default=0)
+
+    def owner_of(self, bundle_id: int, turn: int = 0) -> Place:
+        """Return where clients find the broker of a bundle, now or soon. See ``Directory``.
+
+        A node that is cut off names another one, each turn another one: any of them may know more.
+        """
         row = self.bundles.get(bundle_id)
         if row is None:
             return _UNKNOWN
         owner_id: str | None = "" if row.free else row.owner_id
-        if bundle_id in self.leaving:
+        if self.is_cut_off and (others := self._others()):
+            owner_id = others[turn % len(others)]
+        elif bundle_id in self.leaving:
             homes = [one for one in self.homes() if one != self._node_id]
             owner_id = home_of(bundle_id, homes, row.pinned_to)
         owner = self.nodes.get(owner_id or "")
         return Place("" if owner is None else owner.address, row.epoch)
+
+    def next_owner_of(self, bundle_id: int) -> Place | None:
+        """Return where the bundle of a broker goes that stops here. See ``Directory``."""
+        place = self.owner_of(bundle_id)
+        return place if self._count > 1 or place.address else None
+
+    def _others(self) -> list[str]:
+        return [one for one in self.nodes if one != self._node_id]

@@ -188,6 +188,13 @@ class Session:
         """Tell the peer that the broker is stopping. Queued frames are still written."""
         self._outbound.send(wire.Goodbye(reason))
 
+    def dismiss(self) -> None:
+        """End the connection soon. Queue nothing more for the peer, and close what it has open."""
+        self._outbound.finish()
+        if self._desks is not None:
+            self._desks.release()
+        self._scope.deadline = min(self._scope.deadline, trio.current_time() + _DISMISSAL_S)
+
     def end(self) -> None:
         """End the connection. ``run`` returns when no call of the session is in progress."""
         self._scope.cancel()
@@ -291,14 +298,12 @@ class Session:
             LIMIT_REASON: MAX_REASON_CHARS,
             LIMIT_DETAIL: MAX_DETAIL_CHARS,
             LIMIT_LOG: chosen.services.log_identity,
+            LIMIT_EPOCH: chosen.epoch,
         }
         if chosen.directory.count > 1:
-            limits[LIMIT_BUNDLES] = chosen.directory.count
-            limits |= {LIMIT_BUNDLE: chosen.bundle_id, LIMIT_EPOCH: chosen.epoch}
-        identity = chosen.identity
-        self._outbound.send(
-            wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)
-        )
+            limits |= {LIMIT_BUNDLES: chosen.directory.count, LIMIT_BUNDLE: chosen.bundle_id}
+        here = chosen.identity
+        self._outbound.send(wire.Welcome(PROTOCOL_VERSION, here.name, here.owner_id, limits))
 
     # -- access control ------------------------------------------------------------------
 
@@ -311,9 +316,7 @@ class Session:
         except Unauthenticated as error:
             _log.info("connection.refused", "closing a connection: %s", error)
             self._outbound.last_words(error)
-            self._outbound.finish()
-            self._desks.release()
-            self._scope.deadline = min(self._scope.deadline, trio.current_time() + _DISMISSAL_S)
+            self.dismiss()
         else:
             self._desks.review()
 

@@ -13,6 +13,7 @@ from escapement.broker.side_port.app import SidePortApp
 from escapement.broker.side_port.config import SidePortConfig
 from escapement.broker.side_port.shown import Shown
 from escapement.event_log import EventLog
+from escapement.http.connections import first_of
 from escapement.http.server import address_text, serve_http
 
 _log = EventLog(__name__)
@@ -36,7 +37,7 @@ async def run_side_port(config: SidePortConfig, shown: Shown) -> None:
                 "http.failed",
                 "the HTTP side port on %s failed: %s",
                 address,
-                _first(errors),
+                first_of(errors),
                 address=address,
             )
         if trio.current_time() > began_s + _LAST_PAUSE_S:
@@ -52,11 +53,3 @@ async def _serve(config: SidePortConfig, address: str, shown: Shown) -> None:
     app = SidePortApp(shown, admin=config.admin)
     # The task ends by cancellation only.
     await serve_http(app.asgi, config.host, config.port, trio.sleep_forever, ready=ready)
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, Exception)
-    return found

@@ -6,6 +6,10 @@ the epoch of a bundle grows with each new owner, so news with a lower epoch are 
 The exception is a *doubted* place. If no known address leads to the owner of a bundle, the client
 may remember a wrong one: for example, the database was restored from a dump and has lower epochs.
 So the client then believes the next news, whatever their epoch.
+
+An address that brokers have named stays known after another one is named, as one of the last few.
+For example, a broker that stops names the next owner, which still names the former one for a
+second.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from escapement.protocol.limits import (
 
 # The epoch of a place that is not known, or is doubted. All news have a higher one.
 _NO_EPOCH: Final = -1
+# The addresses that a client remembers because brokers have named them: more than there are nodes,
+# and few enough to try them all.
+_MOST_NAMED: Final = 8
 # The addresses of other databases that a client remembers, to log each once.
 _MOST_ELSEWHERE: Final = 1000
 
@@ -57,6 +64,7 @@ class Places:
         self._elsewhere: set[Address] = set()  # at which brokers have another log
         # By bundle. The protocol bounds the ids of bundles.
         self._owners: dict[int, _Place] = {}
+        self._named: dict[Address, None] = {}  # by brokers as owners; the latest last
 
     def welcomed(self, limits: Mapping[str, Any], at: Address) -> bool:
         """Note the log, the number of bundles and an owner from a Welcome.
@@ -116,6 +124,7 @@ class Places:
           last: the address of the last connection.
         """
         likely = [last, *self.given, *(place.address for place in self._owners.values())]
+        likely += reversed(self._named)
         if bundle in self._owners:
             likely.insert(0, self._owners[bundle].address)
         return (address for address in dict.fromkeys(likely) if address is not None)
@@ -126,6 +135,11 @@ class Places:
             return False
         kept = before.address if before.epoch == _NO_EPOCH else None
         self._owners[bundle] = _Place(epoch, address or kept)
+        if address is not None:
+            self._named.pop(address, None)
+            self._named[address] = None
+            if len(self._named) > _MOST_NAMED:
+                del self._named[next(iter(self._named))]
         return address is not None and (epoch > before.epoch or before.address is None)
 
     def _note_count(self, count: Any) -> None:

@@ -123,8 +123,8 @@ async def _ask(
             if moves == 1:
                 continue
         except ShuttingDown:
-            # With several bundles, another broker may take over soon.
-            if lines.count == 1 or _is_over(lines, deadline_s):
+            # It had no effect. Another broker may take over soon, or the same one starts again.
+            if _is_over(lines, deadline_s):
                 raise
         except LeaseLost:
             # The broker ends, and the next owner may be found after a reconnect.

@@ -21,6 +21,8 @@ IDLE_S: Final = 12 * 3600.0
 LONGEST_S: Final = 7 * 24 * 3600.0
 # The most sessions. The one that was used longest ago ends when another one begins.
 MOST_SESSIONS: Final = 1000
+# The most notices that wait for the next page of a session. A program may never load it.
+MOST_NOTICES: Final = 10
 _SECRET_BYTES: Final = 32
 
 

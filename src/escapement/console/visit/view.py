@@ -18,7 +18,7 @@ from escapement.console.config import ConsoleConfig
 from escapement.console.text.times import zone_of
 from escapement.console.visit.fields import Given, Query, Typed, read, readable
 from escapement.console.visit.rendering import render
-from escapement.console.visit.sessions import Session
+from escapement.console.visit.sessions import MOST_NOTICES, Session
 from escapement.console.visit.user import User
 from escapement.errors import EscapementError, NotFound
 from escapement.http.statuses import status_of
@@ -165,7 +165,7 @@ class View:
     def go(self, path: str, notice: str = "") -> Response:
         """Send the browser to another page, which shows a notice first."""
         if notice:
-            self.session.notices.append(notice)
+            self.session.notices = [*self.session.notices, notice][-MOST_NOTICES:]
         if self.is_htmx:
             return Response(headers={"hx-redirect": path})
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)

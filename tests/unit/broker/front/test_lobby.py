@@ -17,6 +17,8 @@ from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_HANDSHAKE_BYTES
 
 HELLO = b"".join(Connection("client").send(wire.Hello(1, "test", {})))
+# Of a test that hangs.
+TIMEOUT_S = 60
 RECORD = b"\x16\x03\x01\x00\x30" + bytes(0x30)
 
 
@@ -31,12 +33,12 @@ class Hall:
 
     def call(self) -> socket.socket:
         peer = socket.create_connection(("127.0.0.1", self.port))
-        peer.settimeout(5)
+        peer.settimeout(TIMEOUT_S)
         return peer
 
     async def until(self, guests: int, left: int) -> None:
         """Wait until so many guests are in the lobby, and so many have left it."""
-        with trio.fail_after(10):
+        with trio.fail_after(TIMEOUT_S):
             while (len(self.lobby), len(self.left)) != (guests, left):  # noqa: ASYNC110 (sockets)
                 await trio.sleep(0.01)
 

@@ -43,6 +43,33 @@ def test_a_pin_to_a_node_that_is_draining_or_gone_does_not_count() -> None:
         assert leaving(found).owner_of(0) == Place(f"{home_of(0, homes)}:7650", 5)
 
 
+def test_a_node_that_is_cut_off_names_all_others_in_turn() -> None:
+    """B8: they know who owns a bundle, and it does not."""
+    for owner, draining in (("a", ""), ("b", ""), ("a", "bc")):  # which would take it nevertheless
+        found = directory(*draining, owner=owner)
+        assert found.has_others
+        found.is_cut_off = True
+        named = [found.owner_of(0, turn) for turn in range(3)]
+        assert named == [Place(f"{one}:7650", 5) for one in "bcb"]
+        assert found.next_owner_of(0) == Place("b:7650", 5)
+    found.nodes = {"a": found.nodes["a"]}
+    assert not found.has_others
+    assert found.owner_of(0) == Place("a:7650", 5)  # a look has shown that the others are gone
+
+
+def test_a_client_without_a_wish_is_sent_to_each_other_owner_in_turn() -> None:
+    """B8: one of them may have died without the node knowing it yet."""
+    found = directory()
+    owners = {0: "a", 1: "c", 2: "b", 3: "c", 4: "gone"}
+    rows = {bundle: Ownership(bundle, one, "", 5, False) for bundle, one in owners.items()}
+    rows[5] = Ownership(5, "b", "", 5, True)
+    found.bundles = rows
+    assert [found.elsewhere(turn) for turn in range(4)] == [1, 2, 1, 2]
+    for bundles, expected in (([0, 4], 0), ([4, 5], 4), ([5], 0), ([], 0)):
+        found.bundles = {bundle: rows[bundle] for bundle in bundles}
+        assert found.elsewhere(1) == expected
+
+
 def test_an_expired_owner_is_not_named_and_its_epoch_stays() -> None:
     """B8: it may renew late, so the next epoch would be a guess."""
     assert directory(owner="b", free=True, pin="c").owner_of(0) == Place("", 5)

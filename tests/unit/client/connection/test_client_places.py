@@ -30,6 +30,7 @@ def found(places: Places, bundle: int | None, last: Address | None = None) -> li
 def test_the_owner_with_the_highest_epoch_is_tried_first(news: list[Moved]) -> None:
     """B8: stale news are ignored, whatever the order of the news."""
     places, model = Places(Addresses.parse("escapement://given")), dict[int, tuple[int, str]]()
+    everything = {"given:7650"}
     for one in news:
         epoch, address = model.get(one.bundle, (-1, ""))
         known = one.address if "x" not in one.address else ""
@@ -38,15 +39,13 @@ def test_the_owner_with_the_highest_epoch_is_tried_first(news: list[Moved]) -> N
         assert places.learn(one) == (is_news and known != "" and is_first)
         if is_news:
             model[one.bundle] = one.epoch, known
+            if known:
+                parsed = str(Address.parse(f"escapement://{known}"))
+                everything.add(parsed.removeprefix("escapement://"))
     assert places.count == max([1, *(one.bundle + 1 for one in news)])
     for bundle, (_, address) in model.items():
         first = Address.parse(f"escapement://{address or 'given'}")
         assert next(places.candidates(bundle, None)) == first
-    everything = {"given:7650"} | {
-        str(Address.parse(f"escapement://{address}")).removeprefix("escapement://")
-        for _, address in model.values()
-        if address
-    }
     assert sorted(found(places, None)) == sorted(everything)
 
 
@@ -60,9 +59,21 @@ def test_a_doubted_place_stays_known_and_gives_way_to_any_news() -> None:
     places.doubt(2)
     assert places.learn(Moved(0, 2, "c:1", 3))
     assert not places.learn(Moved(0, 2, "b:1", 2))
-    assert found(places, 2) == ["c:1", "given:7650"]
+    assert found(places, 2) == ["c:1", "given:7650", "b:1"]
     places.doubt(0)
-    assert found(places, 0) == ["given:7650", "c:1"]
+    assert found(places, 0) == ["given:7650", "c:1", "b:1"]
+
+
+def test_addresses_that_brokers_named_are_tried_last_and_the_oldest_are_forgotten() -> None:
+    """B8: owners may come from a cluster whose addresses change with each restart."""
+    places = Places(Addresses.parse("escapement://given"))
+    for epoch in range(20):
+        places.learn(Moved(0, 0, f"n{epoch}:1", epoch))
+    named = [f"n{epoch}:1" for epoch in range(18, 11, -1)]
+    assert found(places, 0) == ["n19:1", "given:7650", *named]
+    places.learn(Moved(0, 0, "n12:1", 20))
+    places.learn(Moved(0, 0, "new:1", 21))
+    assert found(places, 0) == ["new:1", "given:7650", "n12:1", "n19:1", *named[:-2]]
 
 
 def test_the_last_connection_is_tried_before_the_given_addresses() -> None:
@@ -72,7 +83,7 @@ def test_the_last_connection_is_tried_before_the_given_addresses() -> None:
     places.learn(Owner(1, 0, "c:2", 1))
     assert found(places, 0, Address("b", 1)) == ["c:2", "b:1", "a:7650"]
     places.learn(Moved(0, 0, "", 2))
-    assert found(places, 0, Address("b", 1)) == ["b:1", "a:7650"]
+    assert found(places, 0, Address("b", 1)) == ["b:1", "a:7650", "c:2"]
 
 
 def test_welcome_tells_the_number_of_bundles() -> None:

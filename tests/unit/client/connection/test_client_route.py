@@ -129,6 +129,20 @@ async def test_after_a_failed_round_a_lower_epoch_is_believed() -> None:
 
 
 @on_both
+async def test_the_next_owner_is_not_forgotten_because_it_still_names_the_former_one() -> None:
+    """B8: the former owner stops, and the client knew only its address."""
+    net = Net(a=[WELCOME], b=[wire.Moved(0, 2, "a", 4), WELCOME])
+    found = route(net, "escapement://a", 2)
+    await found.open("")
+    found.learn(wire.Moved(0, 2, "b", 4))
+    net.down.add("a")
+    with pytest.raises(NoOwner):
+        await found.open("")
+    await found.open("")
+    assert net.dialled == ["a", "b", "a", "a", "b"]
+
+
+@on_both
 async def test_news_about_an_expired_owner_do_not_blind_a_client() -> None:
     """B8: the owner renews late, in the same epoch, and the client finds it in its next attempt."""
     seen = NodeDirectory("a")

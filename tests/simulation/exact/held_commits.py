@@ -12,10 +12,10 @@ from datetime import timedelta
 import trio
 
 import escapement
-from random_workloads.consuming import received
-from random_workloads.model import WITH_DEAD_LETTERS
-from random_workloads.subscribers import Subscribers
-from random_workloads.traffic import Traffic
+from simulation.exact.consuming import received
+from simulation.exact.model import WITH_DEAD_LETTERS
+from simulation.exact.subscribers import Subscribers
+from simulation.exact.traffic import Traffic
 from support.faults.held_calls import COMMIT, Held
 
 # Steps that finish messages of a subscription, or publish.
@@ -40,7 +40,7 @@ class HeldCommits(Subscribers, Traffic):
                     for _ in range(self.rng.randrange(10, 200)):
                         await trio.lowlevel.checkpoint()
                 await self.world.checkpoint()
-                self.outage.unreachable()
+                self.engine.cut()
             nursery.cancel_scope.cancel()
         for expectation in self.model.expectations.values():
             # A checkpoint does not store the last attempt of acknowledged messages.

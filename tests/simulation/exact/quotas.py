@@ -11,8 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 import escapement
-from random_workloads.model import LATE_MS, NO_QUOTA, WITH_DEAD_LETTERS, Expectation, Quota
-from random_workloads.workload import TOPIC, Workload
+from simulation.exact.model import LATE_MS, NO_QUOTA, WITH_DEAD_LETTERS, Expectation, Quota
+from simulation.exact.workload import TOPIC, Workload
 
 NEIGHBOUR = "t/n/y"
 TOTAL = 12
@@ -65,8 +65,8 @@ class Quotas(Workload):
 
     # -- between the steps -----------------------------------------------------------
 
-    async def see_drops(self) -> None:
-        """Find messages that were dropped since the last call, and check the quotas."""
+    async def see(self) -> None:
+        """Find messages that were dropped or dead-lettered lately, and check the quotas."""
         model = self.model
         before, now = model.quotas, model.quotas_now()
         steady = before == now and None not in now and self.now_ms >= model.high_ms
@@ -90,6 +90,7 @@ class Quotas(Workload):
                 o for o in open_ if model.counts_since_ms(expectation, o) + LATE_MS <= self.now_ms
             }
             expectation.changes = self._changes(expectation)
+        await self.read_all_dead_letters()
 
     async def _dropped(self, name: str, expectation: Expectation) -> set[int]:
         subscription = next(

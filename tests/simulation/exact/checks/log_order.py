@@ -6,8 +6,8 @@ be done, in flight or in retry.
 
 from __future__ import annotations
 
-from random_workloads.arrival import Arrival
-from random_workloads.model import LATE_MS, Expectation, Model
+from simulation.exact.arrival import Arrival
+from simulation.exact.model import LATE_MS, Expectation, Model
 
 
 def note_passed(model: Model, arrival: Arrival) -> None:

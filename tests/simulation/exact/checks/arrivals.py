@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import escapement
-from random_workloads.arrival import Arrival, slot_of
-from random_workloads.checks.due_order import note_order
-from random_workloads.checks.log_order import note_passed
-from random_workloads.model import LATE_MS, NO_QUOTA, Delivery, Expectation, Model
+from simulation.exact.arrival import Arrival, slot_of
+from simulation.exact.checks.due_order import note_order
+from simulation.exact.checks.log_order import note_passed
+from simulation.exact.model import LATE_MS, NO_QUOTA, Delivery, Expectation, Model
 
 
 def arrive(model: Model, arrival: Arrival) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,9 +10,9 @@ import escapement
 from escapement.client import delivery_times
 from escapement.clock import moment
 from escapement.storage.catalog.catalog import SubscriptionRecord
-from random_workloads.checks.log_order import check_beginning
-from random_workloads.model import KINDS, MESSAGE_BYTES, NEVER_MS, WITH_DEAD_LETTERS, Expectation
-from random_workloads.workload import TOPIC, Workload
+from simulation.exact.checks.log_order import check_beginning
+from simulation.exact.model import KINDS, MESSAGE_BYTES, NEVER_MS, WITH_DEAD_LETTERS, Expectation
+from simulation.exact.workload import TOPIC, Workload
 
 HALVES = [(0, 32_767), (32_768, 65_535)]
 LIMITS = [
@@ -106,9 +106,9 @@ class Subscribers(Workload):
         topic = None if topic is None else self.world.server.registry.active.get(topic.id)
         return set() if topic is None else set(topic.amendments.moves.between(0, begin).tolist())
 
-    async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def serve(self) -> None:
         """Start a broker. It still has messages that were deleted since the last checkpoint."""
-        await super().serve(leave)
+        await super().serve()
         again = self.restated(await self.log_begin())
         for expectation in self.model.expectations.values():
             expectation.deleted -= again
@@ -158,9 +158,7 @@ class Subscribers(Workload):
 
     async def unsubscribe(self) -> None:
         """Delete a subscription that has consumers. They get no more messages."""
-        groups = self.model.groups.values()
-        awaited = {completion.subscription for group in groups for completion in group.completions}
-        names = sorted(self.model.expectations.keys() - set(WITH_DEAD_LETTERS) - awaited)
+        names = sorted(self.model.expectations.keys() - set(WITH_DEAD_LETTERS))
         if not names:
             return
         name = self.rng.choice(names)

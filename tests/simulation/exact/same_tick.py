@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from random_workloads.events import Events
-from random_workloads.model import KINDS
-from random_workloads.subscribers import Subscribers
-from random_workloads.traffic import Traffic
+from simulation.exact.events import Events
+from simulation.exact.model import KINDS
+from simulation.exact.subscribers import Subscribers
+from simulation.exact.traffic import Traffic
 
 
 class SameTick(Subscribers, Traffic, Events):

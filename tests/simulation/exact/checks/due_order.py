@@ -16,9 +16,9 @@ dead-lettered.
 
 from __future__ import annotations
 
-from random_workloads.arrival import Arrival, slot_of
-from random_workloads.checks.priority_order import AGEING_MS
-from random_workloads.model import Expectation, Model, Stored
+from simulation.exact.arrival import Arrival, slot_of
+from simulation.exact.checks.priority_order import AGEING_MS
+from simulation.exact.model import Expectation, Model, Stored
 
 
 def note_order(model: Model, arrival: Arrival) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import escapement
-from random_workloads.model import ACK_WAIT_MS, NEVER_MS, NO_ACK_WAIT
+from simulation.exact.model import ACK_WAIT_MS, NEVER_MS, NO_ACK_WAIT
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ before the fill ends. After its end all messages are there.
 
 from __future__ import annotations
 
-from random_workloads.subscribers import Subscribers
-from random_workloads.traffic import Traffic
-from support.faults.dying_brokers import lose_index
+from simulation.exact.subscribers import Subscribers
+from simulation.exact.traffic import Traffic
 from support.faults.held_calls import BACKFILL, Held
 
 # Steps that need no search of the index.
@@ -26,7 +25,7 @@ class LostIndexes(Subscribers, Traffic):
 
     async def fill_slowly(self) -> None:
         await self.kill()
-        lose_index(self.world)
+        self.disks[0].lose()
         self.filling = True
         with self.held.hold(BACKFILL, self.rng.randrange(12)):
             await self.recover()
@@ -36,7 +35,7 @@ class LostIndexes(Subscribers, Traffic):
             await self.settle()
             dies = self.rng.random() < 0.5
             if dies:
-                self.outage.unreachable()  # the fill does not go on
+                self.engine.cut()  # the fill does not go on
         self.filling = False
         self.model.quiet_since_ms = self.now_ms  # quotas were not checked meanwhile
         if dies:

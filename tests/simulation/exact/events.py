@@ -6,13 +6,13 @@ import trio
 
 from escapement.pipeline.rebuild import rebuild
 from escapement.storage.lease import Identity
-from random_workloads.workload import Workload
-from support.faults.dying_brokers import lose_index
+from simulation.database import Faults, SimulatedEngine
+from simulation.exact.workload import Workload, index_on
 
 # Steps that a crash may interrupt at any moment. Their requests are repeated afterwards.
 INTERRUPTIBLE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
-    "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
+    "limits", "checkpoint", "checkpoint",
 ]  # fmt: skip
 # Steps that may run during a database outage.
 DURING_OUTAGE = [
@@ -84,12 +84,28 @@ class Events(Workload):
         await self.world.stop()
         await self.recover()
 
+    async def other_disk(self) -> None:
+        """Start another broker, with the index that it left on its own disk."""
+        ending = self.rng.choice(["stop", "crash", "cut short"])
+        if ending == "cut short":
+            # The last checkpoint of this broker is incomplete.
+            self.database.faults = Faults(no_reply=0.5)
+            await self.patiently(self.world.checkpoint)
+            self.heal()
+        await (self.world.stop() if ending == "stop" else self.kill())
+        self.disks.reverse()
+        self.world.index_directory = index_on(self.disks[0])
+        await self.recover()
+
     async def lose_index(self) -> None:
         await self.kill()
-        lose_index(self.world)
+        self.disks[0].lose()
         if self.rng.random() < 0.5:
             directory, clock = self.world.index_directory, self.world.clock
-            rebuild(self.outage.database, Identity("0" * 32, "rebuild"), directory, clock)
+            rebuild(SimulatedEngine(self.database), Identity("0" * 32, "rebuild"), directory, clock)
+            # A disk does not follow the rename of a directory, with which a rebuild ends.
+            self.disks[0].take_image(power_failure=False)
+            self.disks[0].restart()
         await self.recover()
 
     async def crash_during_step(self) -> None:
@@ -104,15 +120,17 @@ class Events(Workload):
 
     async def trouble(self) -> None:
         """Run steps while a COMMIT loses its reply, or the database is read-only or unreachable."""
-        kind = self.rng.choice(["lose_reply", "lose_reply", "read_only", "unreachable"])
+        kind = self.rng.choice(["no reply", "no reply", "read-only", "unreachable"])
         for _ in range(self.rng.choice([1, 2])):
-            if kind == "lose_reply":
-                self.outage.lose_reply(self.rng.choice([1, 1, 2, 3]))
+            if kind == "no reply":
+                self.database.faults = Faults(no_reply=self.rng.choice([0.2, 0.5]))
+            elif kind == "read-only":
+                self.database.read_only = True
             else:
-                getattr(self.outage, kind)()
+                self.engine.cut()
             self.outage_end_ms = self.world.clock.lease_ms() + self.rng.choice([100, 3_000, 20_000])
             await self.patiently(getattr(self, self.rng.choice(DURING_OUTAGE)))
-        self.outage.over()
+        self.heal()
         await self.world.clock.advance(seconds=3)
         self.calm = False
         for expectation in self.model.expectations.values():

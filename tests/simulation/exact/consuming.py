@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 import escapement
-from random_workloads.arrival import back_off_ms
-from random_workloads.model import NO_ACK_WAIT
-from random_workloads.workload import TOPIC, Workload
+from simulation.exact.arrival import back_off_ms
+from simulation.exact.model import NO_ACK_WAIT
+from simulation.exact.workload import TOPIC, Workload
 
 
 class Consuming(Workload):

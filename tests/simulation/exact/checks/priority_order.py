@@ -9,8 +9,8 @@ message of lower rank. Retries after a back-off have their own share and are not
 
 from __future__ import annotations
 
-from random_workloads.arrival import Arrival
-from random_workloads.model import LATE_MS, Expectation, Model
+from simulation.exact.arrival import Arrival
+from simulation.exact.model import LATE_MS, Expectation, Model
 
 READY_MESSAGES = 12
 # A band reads more while half of the ready queue is free.

@@ -24,7 +24,6 @@ KINDS = {
 WITH_DEAD_LETTERS = ("c", "d")
 # The subscription without an ack wait: its messages never time out.
 NO_ACK_WAIT = "e"
-SCHEDULE_MS = 900_000
 # The size of a message without its key and overhead.
 MESSAGE_BYTES = 400
 # The time after which a group commit has recorded a delivery, if the database works.
@@ -44,30 +43,10 @@ class Sent:
     key: str | None = None
     priority: int = 50
     dedup: str | None = None
-    group: str | None = None
     producer: str = ""  # the producer whose publish rate counts it; "": none
     least: int = 0
     most: int = 1
     copies: int = 0
-
-
-@dataclass
-class Completion:
-    """A group completion: its follow-up is ``number``, published when the subscription is done."""
-
-    subscription: str
-    number: int
-    has_fired: bool = False
-    done_ms: int | None = None  # the time of the first step that saw the group done
-    steps: int = 0  # of the workload, since then
-
-
-@dataclass
-class Group:
-    """An event group: the offsets of its messages, and its completions."""
-
-    members: set[int] = field(default_factory=set)
-    completions: list[Completion] = field(default_factory=list)
 
 
 @dataclass
@@ -219,7 +198,7 @@ Quotas = tuple[Quota | None, Quota | None]
 
 
 class Model:
-    """The messages, subscriptions, groups and policies of a workload."""
+    """The messages, subscriptions and policies of a workload."""
 
     def __init__(self) -> None:
         self.sent: dict[bytes, Sent] = {}
@@ -229,17 +208,10 @@ class Model:
         self.begin = 0  # the beginning of the log; it relocated pending messages from before
         self.expectations: dict[str, Expectation] = {}
         self.policies: dict[str, Mapping[str, Any] | None] = {}  # "": of the topic; None: unknown
-        self.groups: dict[str, Group] = {}
-        self.deleted_completions: list[Completion] = []  # of deleted groups
-        self.fired: list[int] = []  # the numbers of published follow-ups
-        self.follow_ups = 0  # the last number
         self.total: Quota | None = NO_QUOTA  # of the namespace; None: unknown
         self.quotas: Quotas = (NO_QUOTA, NO_QUOTA)  # quotas that drop, at the last step
         self.quiet_since_ms = 0  # the time of the last step
         self.reschedules = 0  # the number of reschedules
-        self.occurrences: set[int] = set()
-        self.schedule_ms: int | None = None  # the start of the schedule
-        self.schedule_high_ms = 0  # the latest time since then
         self.high_ms = 0  # the latest time ever
         self.steady_from = 0  # since this offset the clock was not set
         self.doubtful_ms = -1  # messages due by then may be marked redelivered
@@ -287,24 +259,10 @@ class Model:
             assert self.end < self.begin, f"{self.end} is missing in the log"
             self.stored.append(None)
         value, published_ms = entry.value, entry.published_ms
-        if "schedule" in entry.properties:
-            occurrence_ms = entry.properties["occurrence_ms"]
-            assert occurrence_ms not in self.occurrences, (
-                f"occurrence {occurrence_ms} was published twice"
-            )
-            assert self.schedule_ms is not None
-            assert (occurrence_ms - self.schedule_ms) % SCHEDULE_MS == 0
-            assert occurrence_ms <= self.high_ms, "an occurrence was published early"
-            self.occurrences.add(occurrence_ms)
-            sent = Sent()
-        else:
-            sent = self.sent[value]
-            sent.copies += 1
-            assert sent.copies <= sent.most, f"{value!r} is stored {sent.copies} times"
+        sent = self.sent[value]
+        sent.copies += 1
+        assert sent.copies <= sent.most, f"{value!r} is stored {sent.copies} times"
         again = sent.copies > 1
-        assert entry.group == (None if again else sent.group)
-        if entry.group is not None:
-            self.groups.setdefault(entry.group, Group()).members.add(self.end)
         due_ms = published_ms if again else max(sent.at_ms, published_ms + sent.delay_ms)
         assert entry.due_ms == due_ms, f"{value!r} has a wrong due time"
         assert (entry.key, entry.priority) == (sent.key, sent.priority)
@@ -318,11 +276,6 @@ class Model:
         self.stored.append(
             Stored(value, due_ms, published_ms, sent.key, sent.priority, due_ms, published_ms)
         )
-
-    def next_follow_up(self) -> int:
-        """Return a new number for a follow-up."""
-        self.follow_ups += 1
-        return self.follow_ups
 
     def check_rate(self, published_ms: int, field: str, producer: str | None) -> None:
         """Check the publish rate of a producer, or of all, over every span that ends now."""
@@ -411,7 +364,6 @@ class Model:
     def pass_time(self, now_ms: int) -> None:
         """Note the time. With a time-to-live, expired messages may be done."""
         self.high_ms = max(self.high_ms, now_ms)
-        self.schedule_high_ms = max(self.schedule_high_ms, now_ms)
         ttl_ms = self.policy("", "ttl_ms")
         for expectation in self.expectations.values() if ttl_ms else ():
             for offset in self.wanted(expectation) - expectation.maybe_done:
@@ -498,13 +450,3 @@ class Model:
         for value, sent in self.sent.items():
             if None not in self.stored:
                 assert sent.least <= sent.copies, f"{value!r} is not in the log"
-
-    def check_schedule(self) -> None:
-        """Check that every occurrence of the schedule was published, and no other."""
-        if self.schedule_ms is None or None in self.stored:
-            return
-        count = (self.schedule_high_ms - self.schedule_ms) // SCHEDULE_MS
-        expected = {self.schedule_ms + SCHEDULE_MS * (n + 1) for n in range(count)}
-        missed, early = expected - self.occurrences, self.occurrences - expected
-        assert not missed, f"occurrences not published: {sorted(missed)}"
-        assert not early, f"occurrences published too early: {sorted(early)}"

@@ -7,7 +7,6 @@ the log, and the clock does not move in between.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -21,12 +20,15 @@ import trio
 import escapement
 from escapement.check.check import Check
 from escapement.testing import World
-from random_workloads.arrival import Arrival
-from random_workloads.checks.arrivals import arrive, check_order
-from random_workloads.checks.due_order import check_order_of_keys
-from random_workloads.checks.log_order import check_passed
-from random_workloads.checks.priority_order import check_ranks, see_ready
-from random_workloads.model import (
+from histories.history import History
+from simulation.database import Server, SimulatedEngine
+from simulation.disk import Disk
+from simulation.exact.arrival import Arrival
+from simulation.exact.checks.arrivals import arrive, check_order
+from simulation.exact.checks.due_order import check_order_of_keys
+from simulation.exact.checks.log_order import check_passed
+from simulation.exact.checks.priority_order import check_ranks, see_ready
+from simulation.exact.model import (
     ACK_WAIT_MS,
     KINDS,
     NEVER_MS,
@@ -35,8 +37,6 @@ from random_workloads.model import (
     WITH_DEAD_LETTERS,
     Model,
 )
-from support.database.outages import Outage
-from support.storage.commit_pipelines import FaultyEngine
 from support.tapped_inbox import Delivered, tap
 
 T = TypeVar("T")
@@ -49,12 +49,22 @@ class Workload:
     """The broker, its clients, and the model."""
 
     def __init__(
-        self, world: World, outage: Outage, nursery: trio.Nursery, rng: random.Random
+        self,
+        world: World,
+        database: Server,
+        engine: SimulatedEngine,
+        disks: list[Disk],
+        nursery: trio.Nursery,
+        rng: random.Random,
+        history: History,
     ) -> None:
         self.world = world
-        self.outage = outage
+        self.database = database
+        self.engine = engine  # the way of the brokers to the database
+        self.disks = disks  # of two brokers that take turns; the first one runs
         self.nursery = nursery
         self.rng = rng
+        self.history = history
         self.model = Model()
         self.model.policies[""] = {}
         self.model.started_ms = self.now_ms
@@ -63,7 +73,6 @@ class Workload:
         self.unanswered: list[Callable[[], Awaitable[None]]] = []  # requests without an answer
         # Seeks without an answer; the records of the next broker have it.
         self.unanswered_seeks: list[Callable[[], None]] = []
-        self.stale: list[escapement.Inbox] = []  # of a stale owner
         # An arrival; None: no message is in flight any more; a time: the broker crashed then.
         self._events: list[Arrival | int | None] = []
         self._unordered: list[Arrival] = []
@@ -79,7 +88,7 @@ class Workload:
 
     async def open(self) -> None:
         """Connect the clients."""
-        self.broker, hang_up = await self.nursery.start(self._connect, self.world)
+        self.broker, hang_up = await self.nursery.start(self._connect)
         self._stack.push_async_callback(hang_up)
         self.producers = [
             await self.broker.producer(TOPIC, name=name, linger="0ms") for name in ("one", "two")
@@ -87,7 +96,6 @@ class Workload:
 
     async def _connect(
         self,
-        world: World,
         task_status: trio.TaskStatus[tuple[escapement.Broker, Callable[[], Awaitable[None]]]],
     ) -> None:
         """Connect in a task of its own, because connections do not end in the reverse order."""
@@ -98,17 +106,11 @@ class Workload:
             await left.wait()
 
         try:
-            async with world.connect() as broker:
+            async with self.world.connect() as broker:
                 task_status.started((broker, hang_up))
                 await leaving.wait()
         finally:
             left.set()
-
-    async def begin(self) -> None:
-        """Connect, and keep completed groups for the whole workload."""
-        await self.open()
-        policy = {"group_retention_ms": "366d"}
-        await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
 
     async def close(self) -> None:
         """Close all clients."""
@@ -137,6 +139,7 @@ class Workload:
     ) -> None:
         if self._closing:
             self._events.append(None)
+        self.history.counts["delivered"] += len(delivered)
         for one in delivered:
             self._events.append(
                 Arrival(
@@ -238,8 +241,10 @@ class Workload:
                 self.model.store(entry)
 
     async def kill(self) -> None:
-        """Kill the broker."""
+        """Kill the broker, often by a power failure of its machine."""
+        self.disks[0].take_image(power_failure=self.rng.random() < 0.5)
         await self.world.crash()
+        self.disks[0].restart()
         self.model.crash(self.now_ms)
         self._events.append(self.now_ms)
 
@@ -262,7 +267,12 @@ class Workload:
                 assert self.world.clock.lease_ms() < end_ms, "the step hangs"
                 await self.world.clock.advance(ms=250)
                 if self.world.clock.lease_ms() >= self.outage_end_ms:
-                    self.outage.over()
+                    self.heal()
+
+    def heal(self) -> None:
+        """End the faults of the database."""
+        self.database.heal()
+        self.engine.is_reachable = True
 
     async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to an idempotent request; repeat it while it fails retryably."""
@@ -284,9 +294,9 @@ class Workload:
         """Start a broker on the state of the last one, and repeat requests without an answer."""
         before = [(name, key_range) for name, _, key_range in self.inboxes]
         self._events.append(None)
-        self.outage.over()
+        self.heal()
         self._check_store()
-        await self.serve(self.close)
+        await self.serve()
         doubts, self.unanswered = self.unanswered, []
         for ask in doubts:
             await self.patiently(ask)
@@ -297,23 +307,19 @@ class Workload:
 
     def _check_store(self) -> None:
         """Check that `escapement check` finds no damage in what the last broker has stored."""
-        engine = FaultyEngine(self.outage.database)
+        engine = SimulatedEngine(self.database)
         # The check asks the database for the time.
         engine.dialect = replace(engine.dialect, now_ms=str(self.now_ms))
-        with tempfile.TemporaryDirectory() as directory:
-            data = Path(directory)
-            (data / "index").symlink_to(self.world.index_directory)
-            found = Check(engine, data).run()
+        found = Check(engine, self.disks[0].root).run()
         # Another broker may have written checkpoints since this one wrote its index.
         bad = [one for one in found if one.is_bad and one.check != "stale index"]
         assert not bad, bad
 
-    async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def serve(self) -> None:
         """Start a broker and connect new clients, after the old ones have left."""
         await self.world.restart()
         self.model.started_ms = max(self.model.started_ms, self.now_ms)
-        if leave is not None:
-            await self.patiently(leave)
+        await self.patiently(self.close)
         await self.open()
         sights, self.unanswered_seeks = self.unanswered_seeks, []
         for see in sights:
@@ -349,3 +355,8 @@ class Workload:
         """Read the dead letters of all subscriptions."""
         for name in WITH_DEAD_LETTERS:
             await self.read_dead_letters(name)
+
+
+def index_on(disk: Disk) -> Path:
+    """Return the directory of the index on a disk."""
+    return disk.root / "index"

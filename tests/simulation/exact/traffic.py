@@ -15,24 +15,21 @@ import trio
 import escapement
 from escapement.clock import moment
 from escapement.spread import places_ms, seeds
-from random_workloads.consuming import Consuming
-from random_workloads.model import (
+from simulation.exact.consuming import Consuming
+from simulation.exact.model import (
     DEDUP_WINDOW_MS,
     LATE_MS,
     MESSAGE_BYTES,
-    SCHEDULE_MS,
     WITH_DEAD_LETTERS,
     Sent,
 )
-from random_workloads.workload import TOPIC
+from simulation.exact.workload import TOPIC
 from support.storage.inbox_entries import inbox_entry, post
 
 DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
 # The longest time that the step ``race`` takes.
 _RACE_MS = 4_000
 KEYS = [None, None, "p", "q", "r", "s"]
-# The group of about half of the messages of a batch.
-GROUPS = [None, None, None, None, "g", "h"]
 
 
 class Traffic(Consuming):
@@ -42,7 +39,7 @@ class Traffic(Consuming):
         self, delays_s: Sequence[float] = DELAYS_S, keys: Sequence[str | None] = KEYS
     ) -> None:
         model, count = self.model, self.rng.choice([1, 1, 3, 20])
-        group, producer = self.rng.choice(GROUPS), self.rng.choice(self.producers)
+        producer = self.rng.choice(self.producers)
         values = self.values(count)
         for value in values:
             delay_ms = round(self.rng.choice(delays_s) * 1000)
@@ -52,13 +49,10 @@ class Traffic(Consuming):
                 key=self.rng.choice(keys),
                 priority=self.rng.choice([50, 50, 50, 0, 200]),
                 dedup=dedup,
-                group=self.rng.choice([None, group]),
                 producer=producer.name,
             )
         sent, began_ms = [model.sent[value] for value in values], self.now_ms
         full = self.is_full()
-        closed = {name for name, group in model.groups.items() if group.completions}
-        is_closed = not closed.isdisjoint(one.group for one in sent)
         try:
             receipts = await producer.send_many(
                 values,
@@ -66,13 +60,7 @@ class Traffic(Consuming):
                 keys=[one.key for one in sent],
                 priorities=[one.priority for one in sent],
                 dedup=[one.dedup for one in sent],
-                groups=[one.group for one in sent],
             )
-        except escapement.GroupClosed:
-            assert is_closed, "none of these groups is closed"
-            for one in sent:
-                one.most = 0
-            return
         except escapement.EscapementError as error:
             if not error.retryable:
                 raise
@@ -366,11 +354,3 @@ class Traffic(Consuming):
         await self.retry(lambda: self.broker.admin(verb, **names, offsets=offsets))
         self.unanswered.remove(see)
         await see()
-
-    async def create_schedule(self) -> None:
-        """Create the schedule, once in a workload."""
-        if self.model.schedule_ms is None:
-            self.model.schedule_ms = self.model.schedule_high_ms = self.now_ms
-            every = timedelta(milliseconds=SCHEDULE_MS)
-            tick = b"tick".ljust(MESSAGE_BYTES - 50)  # shorter, because it has properties
-            await self.broker.schedules.create("t/n/s", TOPIC, tick, every=every, missed="all")
