@@ -39,7 +39,7 @@ from escapement.storage.members import Member, Renewal
 
 _log = EventLog(__name__)
 
-# Renewals within the duration of one lease: two may fail before the lease expires.
+# Renewals within the duration of one lease. One may fail: the next one comes before the deadline.
 RENEWALS_PER_LEASE: Final = 3
 # The part of a lease by which its owner stops delivering before the database lets it expire. The
 # two clocks may run at different speeds.

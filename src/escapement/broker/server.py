@@ -108,7 +108,8 @@ async def serve(
             needs_token = exposed and not config.insecure
             if needs_token:
                 await check_exposure(engine, config.data, f"{config.host}:{port}")
-            identity = Identity(directory.identity, f"{host}:{port}", directory.place)
+            address = config.advertise or _reachable(host, port)
+            identity = Identity(directory.identity, address, directory.place)
             at = f"{host}:{port}"
 
             def ready() -> None:
@@ -123,7 +124,6 @@ async def serve(
                 len(config.broker.tables),
             )
             shown = Shown()
-            address = config.advertise or _reachable(host, port)
             node = Node(
                 engine,
                 config.data,

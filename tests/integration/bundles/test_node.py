@@ -21,7 +21,7 @@ from escapement.storage import lease as leases
 from escapement.storage import members
 from escapement.storage.blocking import inline
 from escapement.storage.bundles import CATALOG, set_bundle_count
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 from escapement.testing.clock import START_MS, VirtualClock
@@ -29,7 +29,7 @@ from escapement.testing.world import arrived
 from support.bundle_topics import topic_of_each_bundle
 from support.faults.hanging_calls import HangingCalls, nth
 from support.storage.cluster import connected
-from support.storage.commit_pipelines import FaultyEngine
+from support.storage.commit_pipelines import FaultyEngine, Once
 from support.storage.running_nodes import Running, made
 from support.storage.virtual_node import virtual_node
 
@@ -131,6 +131,24 @@ async def test_drained_bundle_whose_release_fails_gets_its_new_owner(
             assert (message.value, message.redelivered) == (b"x", True)
         await running.stop("a:7650", "b:7650")
     engine.close()
+
+
+async def test_a_first_start_waits_for_a_row_that_stays_locked(
+    tmp_path: Path, engine: Engine, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: many bundles begin their logs at the same time, and take turns at one row."""
+    clock, locked = VirtualClock(START_MS), Once("INSERT INTO generations", TransactionAborted(""))
+    locked.arm()
+    runners = Runners.all_by(inline)
+    node = made(FaultyEngine(engine, locked), tmp_path / "a", "a", clock, 2, runners)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run)
+        await clock.advance(seconds=1)
+        assert locked.left == 0
+        assert [broker.bundle_id for broker in node.brokers] == [0, 1]
+        node.stop()
+        while not node.stopped.is_set():
+            await clock.advance(ms=100)
 
 
 async def test_bundle_that_hangs_delays_no_other_bundle_of_its_node(

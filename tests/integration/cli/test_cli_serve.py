@@ -353,6 +353,18 @@ async def test_advertised_host_that_nobody_knows_is_logged(
     assert "typo.invalid:7650, and this machine knows no 'typo.invalid'" in logged
 
 
+def test_a_broker_is_named_by_its_address_for_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B8: brokers on several machines, which all listen on 0.0.0.0:7650, have different names."""
+    with Served("--data", tmp_path / "data", "--advertise", "b.example:7650") as served:
+        at = ["--broker", served.address]
+        assert run(["admin", "-o", "json", "cluster", "status", *at]) == 0
+        (node,) = json.loads(capsys.readouterr().out)["nodes"]
+        assert (node["name"], node["address"]) == ("b.example:7650", "b.example:7650")
+        assert served.end(signal.SIGTERM) == 0
+
+
 def test_schedule_with_an_unknown_time_zone_is_shown_as_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from escapement.broker.membership import Membership
 from escapement.errors import LeaseHeld, LeaseLost, StorageUnavailable
 from escapement.storage import lease, schema
 from escapement.storage.blocking import inline
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.lease import Identity, Lease
 from escapement.testing.clock import VirtualClock
 from support.storage.commit_pipelines import FaultyEngine, HandClock
@@ -180,6 +180,24 @@ def test_renewal_and_commits_do_not_wait_for_each_other(
         other.execute("SET innodb_lock_wait_timeout = 0")
         assert check_passes(ready, other, held)
         connection.rollback()
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+def test_take_over_waits_for_a_transaction_that_has_checked_the_epoch(
+    ready: Engine, connection: Connection
+) -> None:
+    """Invariant 8: the transaction may commit, but not after the epoch has been raised."""
+    held = acquire(ready, ONE)
+    connection.execute("SET innodb_lock_wait_timeout = 0")
+    raises_epoch = "UPDATE leases SET epoch = epoch + 1"
+    with closing(ready.connect()) as writer:
+        writer.begin()
+        lease.check(ready, writer, held)
+        with pytest.raises(TransactionAborted):
+            connection.execute(raises_epoch)
+        writer.commit()
+        connection.execute(raises_epoch)
+        assert not check_passes(ready, writer, held)
 
 
 def test_reconnected_connection_replaces_the_recorded_one(

@@ -67,7 +67,7 @@ class OwnedBundle:
         """Take the bundle, and serve until it is released, lost, or owned by another process.
 
         Args:
-          patient: whether to wait for a database that is unavailable at the start.
+          patient: whether to wait for a database that cannot be reached at the start.
 
         Raises:
           StorageError: if the broker cannot start, or must not continue; the message says why.
@@ -95,7 +95,8 @@ class OwnedBundle:
                 _log.warning("lease.lost", "the broker of bundle %d ends: %s", self.id, error)
                 return
             except _UNAVAILABLE as error:
-                if not patient:
+                # A lock ends soon. A server that cannot be reached may have a wrong address.
+                if not patient and isinstance(error, StorageUnavailable):
                     raise
                 _log.warning(
                     "bundle.waiting",

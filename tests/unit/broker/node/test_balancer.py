@@ -125,6 +125,12 @@ def test_a_new_node_takes_a_part_of_the_bundles_from_each_other_node() -> None:
     assert home_of(0, []) is None
 
 
+def test_home_of_a_bundle_is_the_same_in_every_process() -> None:
+    """Otherwise nodes would take bundles from each other forever. Versions must agree, too."""
+    homes = "".join(str(home_of(bundle_id, ["a", "b", "c"])) for bundle_id in range(8))
+    assert homes == "bbbbbaba"
+
+
 def owner_of_what_is_anothers(nodes: dict[str, bool]) -> tuple[Balancer, list[int], list[int]]:
     """Return the balancer of node "a", its own bundles, and those whose home is another node."""
     homes = [one for one, draining in nodes.items() if not draining]
