@@ -28,7 +28,8 @@ class Rates:
     def of(self, name: str, values: Mapping[str, int], now_ms: int) -> dict[str, float | None]:
         """Return how much each counter of a thing grew in a second, since the reading before.
 
-        A rate is None at the first reading. A counter that has fallen began again at 0.
+        A rate is None at the first reading, and if the counter has fallen. Then a broker has
+        started again, or has deleted a part of its log, and the growth is not known.
         """
         last = self._readings.get(name)
         if last is not None and now_ms - last.at_ms < LEAST_MS:
@@ -37,8 +38,8 @@ class Rates:
         if last is not None:
             seconds = (now_ms - last.at_ms) / 1000
             for counter, value in values.items():
-                before = last.values.get(counter, 0)
-                rates[counter] = (value - before if value >= before else value) / seconds
+                grown = value - last.values.get(counter, 0)
+                rates[counter] = grown / seconds if grown >= 0 else None
         elif len(self._readings) >= MOST_READINGS:
             self._readings.popitem(last=False)
         self._readings[name] = Reading(now_ms, dict(values), rates)
