@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from escapement.client.administration.message_history import MessageHistory, SubscriptionStatus
 from escapement.client.administration.outcome import Outcome, Outcomes
+from escapement.client.broker import Broker
 from escapement.client.selection import criteria
 from escapement.clock import moment
 from escapement.errors import Conflict, InvalidRequest, NotFound
@@ -18,6 +19,7 @@ from escapement.gateway.operation import Answer, Call, Operation
 from escapement.gateway.payload import Payload, ShownProperties, shown_properties
 from escapement.message import MessageId
 from escapement.protocol.amend_status import AmendStatus
+from escapement.protocol.limits import MAX_REASON_CHARS
 
 # The most messages of one page.
 MOST_SHOWN: Final = 1000
@@ -96,6 +98,12 @@ class Named(Struct, forbid_unknown_fields=True):
 
     key: str | None = None
     idempotency_key: str | None = None
+
+
+class Why(Struct):
+    """The reason of a change. The audit log has it, and only changes with a reason."""
+
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""
 
 
 class NewTime(Struct, forbid_unknown_fields=True):
@@ -178,22 +186,28 @@ async def reschedule_all(call: Call) -> Answer:
 
 async def cancel(call: Call) -> Answer:
     """Cancel a message, so that it is never delivered."""
-    return _changed((await call.client.broker.cancel(_id(call)))[0])
+    return _changed((await _broker(call).cancel(_id(call)))[0])
 
 
 async def cancel_all(call: Call) -> Answer:
     """Cancel all pending messages with a key."""
-    return _all_changed(await call.client.broker.cancel(**_named(call)))
+    return _all_changed(await _broker(call).cancel(**_named(call)))
 
 
 async def _reschedule(call: Call, named: dict[str, Any]) -> Outcomes:
     time: NewTime = call.body
     if (time.delay is not None) + (time.at is not None) + time.now != 1:
         raise InvalidRequest("Give exactly one of delay, at and now.")
-    broker = call.client.broker
+    broker = _broker(call)
     if time.now:
         return await broker.run_now(**named, spread=time.spread)
     return await broker.reschedule(**named, delay=time.delay, at=time.at, spread=time.spread)
+
+
+def _broker(call: Call) -> Broker:
+    """Return the client of a request that changes messages, with its reason."""
+    why: Why = call.headers
+    return call.client.broker.because(why.reason)
 
 
 def _id(call: Call) -> MessageId:
@@ -238,13 +252,14 @@ OPERATIONS: Final = [
     Operation("search", "GET", "/messages", "Show pending messages, next due first.", search,
               query=Filter, result=Page),
     Operation("reschedule_all", "PATCH", "/messages", "Reschedule pending messages by their key.",
-              reschedule_all, query=Named, body=NewTime, result=Changes),
+              reschedule_all, headers=Why, query=Named, body=NewTime, result=Changes),
     Operation("cancel_all", "DELETE", "/messages", "Cancel pending messages by their key.",
-              cancel_all, query=Named, result=Changes),
+              cancel_all, headers=Why, query=Named, result=Changes),
     Operation("show", "GET", _ONE, "Show a message and its history.", show, result=ShownMessage),
     Operation("reschedule", "PATCH", _ONE, "Give a message another due time.", reschedule,
-              body=NewTime, result=Change),
-    Operation("cancel", "DELETE", _ONE, "Cancel a message.", cancel, result=Change),
+              headers=Why, body=NewTime, result=Change),
+    Operation("cancel", "DELETE", _ONE, "Cancel a message.", cancel, headers=Why,
+              result=Change),
     Operation("payload", "GET", f"{_ONE}/payload", "Return the whole payload of a message.",
               payload, result=bytes),
 ]  # fmt: skip

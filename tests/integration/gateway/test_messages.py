@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+import escapement
+from support.processes.broker import BrokerProcess
 from support.processes.http_server import HttpServerProcess
 
 HOUR = timedelta(hours=1)
@@ -112,6 +114,28 @@ async def test_reschedule_and_cancel_of_one_message(gateway: HttpServerProcess) 
         received = (await http.post("subscriptions/s/receive", json=receive)).json()["messages"]
         assert [one["offset"] for one in received] == [2]
         assert problem(await http.delete("messages/2")) == (409, "conflict")
+
+
+async def test_changes_with_a_reason_are_in_the_audit_log(
+    gateway: HttpServerProcess, broker: BrokerProcess
+) -> None:
+    """B17: who changed a message, and why. Changes of applications have no reason, and no row."""
+    why = {"Escapement-Reason": "ticket zażółć".encode()}
+    async with gateway.client("shop/eu/why") as http:
+        await publish(http, *({"delay": "1h", "key": f"k{n}"} for n in range(4)))
+        await http.delete("messages/0")
+        await http.delete("messages/1", headers=why)
+        await http.patch("messages/2", json={"now": True}, headers=why)
+        await http.delete("messages", params={"key": "k3"}, headers=why)
+        too_long = await http.delete("messages/3", headers={"Escapement-Reason": "x" * 501})
+        assert problem(too_long) == (400, "invalid_request")
+    async with escapement.connect(broker.url) as client:
+        rows = (await client.admin("audit.list", object="shop/eu/why"))["actions"]
+    assert [(row["verb"], row["reason"], row["outcome"]) for row in rows] == [
+        ("messages.cancel", "ticket zażółć", "done"),
+        ("messages.reschedule", "ticket zażółć", "done"),
+        ("messages.cancel", "ticket zażółć", "done"),
+    ]
 
 
 async def test_reschedule_and_cancel_by_keys(gateway: HttpServerProcess) -> None:
