@@ -26,6 +26,10 @@ JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 # An integer of a header or of the query. Larger ones are out of range.
 _INTEGER: Final = re.compile("-?[0-9]{1,18}")
+# The most characters of a wrong value in an error.
+_MOST_SHOWN_CHARS: Final = 40
+# The place of a field in an error of msgspec.
+_FIELD: Final = re.compile(r" - at `\$\.(\w+)`$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ class Operation:
                 raise InvalidRequest(f"The header {header_name(field)} is given twice.")
             if values:
                 given[field] = _utf_8(values[0], header_name(field))
-        return converted(given, self.headers, "the headers")
+        return converted(given, self.headers, "header", header_name)
 
     def query_of(self, request: Request) -> Any:
         """Return the arguments in the query of a request.
@@ -113,7 +117,7 @@ class Operation:
             if given:
                 raise InvalidRequest(f"The query has the unknown parameter {next(iter(given))!r}.")
             return None
-        return converted(given, self.query, "the query")
+        return converted(given, self.query, "parameter")
 
     def body_of(self, body: bytes, content_type: str) -> Any:
         """Return the argument in the body of a request.
@@ -129,6 +133,19 @@ class Operation:
             return msgspec.json.decode(body, type=self.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"The body is not valid: {error}.") from None
+
+
+@cache
+def _descriptions(type_: type) -> dict[str, str]:
+    """Return the descriptions of the fields that have one: what their values are."""
+    found = {}
+    for field in msgspec.inspect.type_info(type_).fields:  # type: ignore[attr-defined]
+        types = getattr(field.type, "types", [field.type])
+        for one in types:
+            schema = getattr(one, "extra_json_schema", None) or {}
+            if "description" in schema:
+                found[field.name] = schema["description"]
+    return found
 
 
 @cache
@@ -162,8 +179,14 @@ def header_name(field: str) -> str:
     return _WELL_KNOWN.get(field) or PREFIX + field.replace("_", "-").title()
 
 
-def converted(given: Mapping[str, str], to: type, where: str) -> Any:
+def converted(
+    given: Mapping[str, str], to: type, what: str, name_of: Callable[[str], str] = str
+) -> Any:
     """Return texts as an object of a type.
+
+    Args:
+      what: what a text is, for errors.
+      name_of: returns the name of the text for a field, for errors.
 
     Raises:
       InvalidRequest: if a text is not a value of its field, or has no field.
@@ -176,4 +199,10 @@ def converted(given: Mapping[str, str], to: type, where: str) -> Any:
     try:
         return msgspec.convert(values, to)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"In {where}: {error}.") from None
+        at = _FIELD.search(str(error))
+        if at is None:
+            raise InvalidRequest(f"A {what} is not valid: {error}.") from None
+        value, reason = given[at[1]][:_MOST_SHOWN_CHARS], str(error)[: at.start()]
+        meaning = _descriptions(to).get(at[1], "")
+        text = f"The {what} {name_of(at[1])} has the value {value!r}. {reason}. {meaning}"
+        raise InvalidRequest(text.rstrip()) from None

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import pytest
 
 import escapement
 from support.processes.broker import PATIENT, BrokerProcess
@@ -81,6 +82,26 @@ async def test_times_and_keys_of_messages(gateway: HttpServerProcess) -> None:
         ]
         assert len(set(scattered)) == 3
         assert all(at <= one < at + HOUR / 2 for one in scattered)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "meaning"),
+    [
+        ("Escapement-Delay", "3 minutes", "A whole number and a unit: ms, s, m, h, d or w."),
+        ("Escapement-At", "tomorrow", "A time with its offset from UTC (RFC 3339)."),
+        ("Escapement-Priority", "300", "Expected `int` <= 255."),
+    ],
+)
+async def test_wrong_header_is_named_with_its_meaning(
+    gateway: HttpServerProcess, header: str, value: str, meaning: str
+) -> None:
+    """B15"""
+    async with gateway.client("shop/eu/wrong") as http:
+        refused = await http.post("messages", content=b"", headers={header: value})
+        assert refused.status_code == 400
+        detail = refused.json()["detail"]
+        assert detail.startswith(f"The header {header} has the value {value!r}. ")
+        assert meaning in detail
 
 
 async def test_batch_of_messages(broker: BrokerProcess, gateway: HttpServerProcess) -> None:
