@@ -31,6 +31,7 @@ from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import Setting, Stage, stage
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
+from escapement.console.finding.filter import BY_LOOK, OVER
 from escapement.errors import Busy
 from escapement.message import Times
 
@@ -86,6 +87,10 @@ async def pages(broker: Broker, topics: list[str]) -> dict[str, str]:
         "timeline of a topic": f"/?by=day&where={quote(topic)}",
         "find in a topic": f"/find?where={quote(topic)}",
         "find in a time range": f"/find?from={at + HOUR_MS}&until={at + 3 * HOUR_MS}",
+        **{
+            f"find {state} in a topic": f"/find?where={quote(topic)}&state={state}"
+            for state in (*BY_LOOK, *OVER)
+        },
         "message": f"/messages/{topic}@{message.id.offset}",
         "subscriptions": "/subscriptions",
         "subscriptions by name": "/subscriptions?search=t99",
@@ -95,6 +100,7 @@ async def pages(broker: Broker, topics: list[str]) -> dict[str, str]:
         "schedules": "/schedules",
         "schedule": "/schedules/bench/console/reminder",
         "dead letters": "/dead-letters",
+        "dead letters of a subscription": f"/dead-letters/{topic}/workers",
         "produce": "/produce",
         "jobs": "/jobs",
         "brokers": "/brokers",
