@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
+import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.node.balancer import Balancer, Situation
+from escapement.broker.node.reception import Reception
 from escapement.broker.publishing import rescheduling
 from escapement.broker.subscription.delivery.in_flight import InFlight
 from escapement.broker.subscription.priorities.ready import Rows
@@ -97,11 +99,22 @@ def _epoch_not_checked_on_write(replace: Replace) -> None:
 def _epoch_not_checked_on_read(replace: Replace) -> None:
     """A broker delivers messages after its lease has expired."""
     replace(LeaseKeeper, "held", property(lambda self: True))
+    _keep_clients_of_expired_leases(replace)
 
 
 def _lease_not_checked_for_answers(replace: Replace) -> None:
     """A broker answers requests that read, although another one may have changed the topic."""
     replace(Broker, "check_lease", lambda self: None)
+    _keep_clients_of_expired_leases(replace)
+
+
+def _keep_clients_of_expired_leases(replace: Replace) -> None:
+    """A node does not send its clients away, which would hide a check that is missing."""
+
+    async def watch(self: Reception, *given: object) -> None:
+        await trio.sleep_forever()
+
+    replace(Reception, "watch", watch)
 
 
 def _due_compared_on_the_wrong_side(replace: Replace) -> None:

@@ -14,8 +14,8 @@ def test_status_prints_the_nodes_and_the_bundles(say: Say) -> None:
     (node,) = json.loads(say("admin", "cluster", "status", "-o", "json"))["nodes"]
     nodes, bundles = say("admin", "cluster", "status").split("\n\n")
     head, row = nodes.splitlines()
-    assert head.split()[:5] == ["id", "address", "draining", "bundles", "load"]
-    assert row.split()[:4] == [node["id"][:8], node["address"], "no", "1"]
+    assert head.split()[:6] == ["id", "address", "version", "drains", "bundles", "load"]
+    assert row.split()[:5] == [node["id"][:8], node["address"], node["version"], "no", "1"]
     assert row.split()[-2:] == ["s", "yes"]
     head, row = bundles.splitlines()
     assert head.split() == ["bundle", "owner", "epoch", "free", "pinned", "to"]
