@@ -9,6 +9,7 @@ first one is killed instead of stopped. At the end the promises are checked.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import secrets
 import sys
@@ -62,8 +63,11 @@ async def replace(
     old.run_with(now)
     old.launch()
     await until(old.ready, timeout_s=60)
+    back_s = world.history.now_s()
     await trio.sleep(step_s)
     world.history.trouble(began_s - CUT_OFF_S, world.history.now_s() + CUT_OFF_S)
+    # The bundle may go to its home, which is either broker, half a minute later.
+    world.history.trouble(back_s, math.inf)
     for broker in (old, new):
         assert broker.running, broker.complaints()
 
