@@ -21,7 +21,8 @@ from escapement.storage.engine.open import open_engine
 from simulation.exact.run import run
 from support.seeds import seeds
 
-SEEDS = seeds(range(16))
+# Seed 19 is the first that finds a cancel without effect, and 31 the first for ignored priorities.
+SEEDS = seeds([*range(14), 19, 31])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -57,7 +58,7 @@ WEIGHTED = {
 }
 
 
-def _seeds(usual: str) -> range:
+def _seeds(usual: str) -> Sequence[int]:
     first, _, last = os.environ.get("ESCAPEMENT_LIVES", usual).partition("-")
     return seeds(range(int(first), int(last) + 1))
 
