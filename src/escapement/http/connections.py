@@ -88,12 +88,11 @@ class Connections:
     async def serve(self, stream: Stream) -> None:
         """Answer the requests of a connection until it ends. Its failure ends nothing else."""
         self._open.add(stream)
+        # Hypercorn takes both kinds of streams, but declares one.
+        declared = cast("trio.SSLStream[trio.SocketStream]", stream)
+        state = ConnectionState({})
         try:
-            state, any_stream = (
-                ConnectionState({}),
-                cast("trio.SSLStream[trio.SocketStream]", stream),
-            )
-            await _Connection(self._app, self._settings, self._context, state, any_stream)
+            await _Connection(self._app, self._settings, self._context, state, declared)
         except* Exception as errors:
             error = first_of(errors)
             text = f"{type(error).__name__}: {error}"[:_MOST_CHARS]

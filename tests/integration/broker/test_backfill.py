@@ -110,7 +110,7 @@ async def test_message_that_fell_due_just_now_passes_older_rows_unless_its_key_i
                 await held.reached()
                 await consume()
                 assert found == ([b"10", b"20", b"500"] if order == "any" else [b"10"])
-                # Time comes close to the end of what was read as due soon.
+                # The rows due soon were read up to a time that is close now.
                 await world.clock.advance(seconds=50)
                 held.release()
                 await consume()

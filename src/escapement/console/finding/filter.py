@@ -70,7 +70,7 @@ class Filter(msgspec.Struct, rename={"from_": "from", "having": "property"}):
                 setattr(self, name, str(time_of(text, zone)))
 
     def forget_inexact(self, zone: tzinfo) -> None:
-        """Do as ``exact``, and forget what is not a time."""
+        """Make the times exact, and drop texts that are not times."""
         for name in _TIMES:
             try:
                 setattr(self, name, str(time_of(getattr(self, name), zone)))
