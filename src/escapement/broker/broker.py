@@ -64,6 +64,7 @@ from escapement.failpoints import failpoint
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
@@ -100,6 +101,8 @@ class Broker:
       membership: the membership of a process with several brokers, which has registered it and runs
         it. None: the broker has one of its own, which replaces any other with the same identity.
       connections: a pool that brokers of one process share. None: a pool of its own.
+      shared_writer: writes the group commits of the brokers of one process in transactions that
+        they share. None: each has a transaction of its own.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -118,6 +121,7 @@ class Broker:
         output: OutputBound | None = None,
         membership: Membership | None = None,
         connections: ConnectionPool | None = None,
+        shared_writer: SharedWriter | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
@@ -149,6 +153,7 @@ class Broker:
         )
         self._has_own_connections = connections is None
         self._connections = connections or ConnectionPool(engine)
+        self._shared_writer = shared_writer
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._started = False  # whether the start is done and ``_close`` has not begun
@@ -304,6 +309,7 @@ class Broker:
                 self.config,
                 self.output.frame_bytes,
                 self.directory,
+                self._shared_writer,
             )
             await self._services.recover(ground)
 

@@ -47,6 +47,7 @@ from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageU
 from escapement.event_log import EventLog, log_fields
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
 from escapement.storage.catalog.catalog import misplaced_topics
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.connection_pool import ConnectionPool
@@ -120,6 +121,9 @@ class Node:
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        self._shared_writer = SharedWriter(
+            engine, own.commits, config.limits.commit_lanes, config.max_commits_per_second
+        )
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
@@ -162,6 +166,7 @@ class Node:
                 await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.membership.run)
+                    nursery.start_soon(self._shared_writer.run, self.membership.member)
                     nursery.start_soon(
                         self.reception.watch,
                         lambda: self.membership.left_ms,
@@ -379,19 +384,25 @@ class Node:
                 await trio.sleep(self._look_s)  # the renewals of the membership report an outage
 
     def _make_broker(self, bundle_id: int) -> Broker:
-        limits = self.config.limits
-        share = max(limits.index_memory_bytes // self.directory.count, _LEAST_INDEX_BYTES)
+        limits, count = self.config.limits, self.directory.count
+        limits = replace(
+            limits,
+            index_memory_bytes=max(limits.index_memory_bytes // count, _LEAST_INDEX_BYTES),
+            # The lanes of several bundles share transactions. Fewer lanes make larger groups.
+            commit_lanes=limits.commit_lanes if count == 1 else 1,
+        )
         broker = Broker(
             self._engine,
             index_directory(self._data, bundle_id),
             self._identity,
             self._clock,
             self._make_runners(),
-            replace(self.config, limits=replace(limits, index_memory_bytes=share)),
+            replace(self.config, limits=limits),
             bundle_id,
             output=self._output,
             membership=self.membership,
             connections=self._connections,
+            shared_writer=None if count == 1 else self._shared_writer,
         )
         broker.directory = self.directory
         return broker
