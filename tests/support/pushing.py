@@ -51,8 +51,14 @@ class Push:
         secret: str = made["secret"]
         return secret
 
-    async def run(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        await run_push(self.config, self.world.connect, self.stop.wait, task_status.started)
+    async def run(
+        self,
+        config: PushConfig | None = None,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Post messages until ``stop`` is set, with ``config`` or that of the fixture."""
+        config = config or self.config
+        await run_push(config, self.world.connect, self.stop.wait, task_status.started)
 
     async def state(self) -> dict[str, Any]:
         (row,) = await self.broker.admin("subscriptions.list", topic="x")
