@@ -42,6 +42,7 @@ from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.node.preparation import prepare
 from escapement.broker.node.reception import Reception
 from escapement.broker.runners import Runners
+from escapement.broker.session.observers import Observers
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
@@ -104,7 +105,6 @@ class Node:
         self.directory = NodeDirectory(identity.owner_id)
         self.reception = Reception(self.directory, address, lambda: self.brokers)
         self._output = OutputBound(config.limits.output_bytes)
-        self.front = Front(self.reception.choose, config.limits, self._output, certificates)
         self._engine = engine
         self._data = data
         self._identity = identity
@@ -120,6 +120,9 @@ class Node:
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        observers = Observers(engine, identity, clock, self._work, self._connections)
+        choose = self.reception.choose
+        self.front = Front(choose, config.limits, self._output, certificates, observers)
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
