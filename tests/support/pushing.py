@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from support.webhook_server import WebhookServer, webhook_server
 HOST: Final = "hooks.example"
 NAMES: Final = {"topic": "x", "subscription": "s"}
 CALM: Final = BrokerConfig(seed=0)
+# How long a test may take in real time, because virtual time stands still while it waits for a post
+# that never comes. A test takes a second.
+LIMIT_S: Final = 60
 
 
 async def loopback(host: str, port: int) -> Sequence[str]:
@@ -86,6 +90,7 @@ async def pushing(tmp_path: Path, config: BrokerConfig = CALM) -> AsyncIterator[
         testing.start(config=config) as world,
         world.connect() as broker,
         webhook_server(authority.certify(HOST)) as server,
+        _limited(),
     ):
         push_config = PushConfig(
             [network("127.0.0.0/8")],
@@ -94,3 +99,20 @@ async def pushing(tmp_path: Path, config: BrokerConfig = CALM) -> AsyncIterator[
             world.clock,
         )
         yield Push(world, broker, server, push_config)
+
+
+@asynccontextmanager
+async def _limited() -> AsyncIterator[None]:
+    """Fail if the body takes longer than ``LIMIT_S``."""
+    over = threading.Event()
+
+    async def watch() -> None:
+        in_time = await trio.to_thread.run_sync(over.wait, LIMIT_S, abandon_on_cancel=True)
+        assert in_time, f"the test hangs: it has waited for {LIMIT_S} s"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            yield
+        finally:
+            over.set()

@@ -306,6 +306,27 @@ async def test_pusher_follows_changes_of_its_targets(
         push.stop.set()
 
 
+async def test_posts_that_a_broker_has_ended_begin_again_after_half_a_minute(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B16: the subscription was deleted and created again, with its target."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        await nursery.start(push.run)
+        await push.until(lambda row: len(row["consumers"]) == 1)
+        await push.broker.admin("subscriptions.delete", **NAMES, force=True)
+        while "posts end, and begin again in 30 s" not in caplog.text:
+            await trio.lowlevel.checkpoint()
+        await push.create()
+        await (await push.broker.producer("x")).send(b"1")
+        await push.world.clock.advance(ms=29_999)
+        assert (await push.state())["consumers"] == []
+        await push.world.clock.advance(seconds=REFRESH_S)
+        (post,) = await push.server.until(1)
+        assert post.body == b"1"
+        push.stop.set()
+
+
 async def test_stop_waits_for_the_posts_in_progress(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:

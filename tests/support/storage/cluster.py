@@ -247,7 +247,7 @@ class Dialled(Protocol):
 
 
 def connected(
-    found: Dialled, *addresses: str, token: str | None = None
+    found: Dialled, *addresses: str, token: str | None = None, observer: bool = False
 ) -> AbstractAsyncContextManager[escapement.Broker]:
     """Connect a client by these addresses."""
 
@@ -256,7 +256,7 @@ def connected(
 
     given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
     source = TokenSource(token, None)
-    settings = Settings(heartbeat_s=None)
+    settings = Settings(heartbeat_s=None, observer=observer)
     return Connecting(Lines(dial, given, "", settings, source, clock_s=found.clock.elapsed_s))
 
 

@@ -42,6 +42,7 @@ from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.node.preparation import prepare
 from escapement.broker.node.reception import Reception
 from escapement.broker.runners import Runners
+from escapement.broker.session.observers import Observers
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
@@ -105,7 +106,6 @@ class Node:
         self.directory = NodeDirectory(identity.owner_id)
         self.reception = Reception(self.directory, address, lambda: self.brokers)
         self._output = OutputBound(config.limits.output_bytes)
-        self.front = Front(self.reception.choose, config.limits, self._output, certificates)
         self._engine = engine
         self._data = data
         self._identity = identity
@@ -124,6 +124,9 @@ class Node:
         self._shared_writer = SharedWriter(
             engine, own.commits, config.limits.commit_lanes, config.max_commits_per_second
         )
+        observers = Observers(engine, identity, clock, self._work, self._connections)
+        choose = self.reception.choose
+        self.front = Front(choose, config.limits, self._output, certificates, observers)
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
