@@ -30,7 +30,6 @@ from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
-from escapement.broker.limits import MIB
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
 from escapement.broker.node.catalog_readers import CatalogReaders
@@ -65,8 +64,6 @@ _LOOKS_PER_LEASE: Final = 10
 # How long a node keeps the list of topics that are in other bundles than their names say. It takes
 # some seconds to read if there are a million topics.
 _PLACE_S: Final = 10.0
-# The least memory of the index of one bundle. A single protocol frame would not fit into less.
-_LEAST_INDEX_BYTES: Final = 16 * MIB
 
 
 class Node:
@@ -387,20 +384,14 @@ class Node:
                 await trio.sleep(self._look_s)  # the renewals of the membership report an outage
 
     def _make_broker(self, bundle_id: int) -> Broker:
-        limits, count = self.config.limits, self.directory.count
-        limits = replace(
-            limits,
-            index_memory_bytes=max(limits.index_memory_bytes // count, _LEAST_INDEX_BYTES),
-            # The lanes of several bundles share transactions. Fewer lanes make larger groups.
-            commit_lanes=limits.commit_lanes if count == 1 else 1,
-        )
+        count = self.directory.count
         broker = Broker(
             self._engine,
             index_directory(self._data, bundle_id),
             self._identity,
             self._clock,
             self._make_runners(),
-            replace(self.config, limits=limits),
+            replace(self.config, limits=self.config.limits.of_bundle(count)),
             bundle_id,
             output=self._output,
             membership=self.membership,
