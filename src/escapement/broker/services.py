@@ -248,7 +248,7 @@ class Services:
             self.compactor.make_room,
         )
         self.housekeeper = Housekeeper(
-            engine,
+            connections,
             lease,
             ground.log,
             self.registry,
