@@ -38,6 +38,7 @@ from escapement.broker.inspection.reading import Page, read_page
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.lookout import Lookout
 from escapement.broker.membership import Membership
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.recovery.recovery import survey
@@ -100,6 +101,8 @@ class Broker:
       membership: the membership of a process with several brokers, which has registered it and runs
         it. None: the broker has one of its own, which replaces any other with the same identity.
       connections: a pool that brokers of one process share. None: a pool of its own.
+      lookout: the lookout that brokers of one process share, and that the process runs. None: the
+        broker has one of its own.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -118,6 +121,7 @@ class Broker:
         output: OutputBound | None = None,
         membership: Membership | None = None,
         connections: ConnectionPool | None = None,
+        lookout: Lookout | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
@@ -149,6 +153,8 @@ class Broker:
         )
         self._has_own_connections = connections is None
         self._connections = connections or ConnectionPool(engine)
+        self._has_own_lookout = lookout is None
+        self._lookout = lookout or Lookout(self._connections, clock, runners.work, self._limits)
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._started = False  # whether the start is done and ``_close`` has not begun
@@ -269,6 +275,8 @@ class Broker:
         async with trio.open_nursery() as nursery:
             if self._has_own_membership:
                 nursery.start_soon(self._membership.run)
+            if self._has_own_lookout:
+                nursery.start_soon(self._lookout.run)
             nursery.start_soon(self._keeper.run)
             await self._recover(lease)
             await nursery.start(self.services.run)
@@ -304,6 +312,7 @@ class Broker:
                 self.config,
                 self.output.frame_bytes,
                 self.directory,
+                self._lookout,
             )
             await self._services.recover(ground)
 

@@ -31,6 +31,7 @@ from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
 from escapement.broker.limits import MIB
+from escapement.broker.lookout import Lookout
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
 from escapement.broker.node.catalog_readers import CatalogReaders
@@ -120,6 +121,7 @@ class Node:
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        self._lookout = Lookout(self._connections, clock, self._work, config.limits)
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
@@ -162,6 +164,7 @@ class Node:
                 await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.membership.run)
+                    nursery.start_soon(self._lookout.run)
                     nursery.start_soon(
                         self.reception.watch,
                         lambda: self.membership.left_ms,
@@ -392,6 +395,7 @@ class Node:
             output=self._output,
             membership=self.membership,
             connections=self._connections,
+            lookout=self._lookout,
         )
         broker.directory = self.directory
         return broker
