@@ -156,6 +156,8 @@ class Broker:
         self._has_own_lookout = lookout is None
         self._lookout = lookout or Lookout(self._connections, clock, runners.work, self._limits)
         self._stop = trio.Event()
+        self._damage: IndexDamaged | None = None  # found by a request
+        self._damaged = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._started = False  # whether the start is done and ``_close`` has not begun
         self._farewells: list[Callable[[], None]] = []
@@ -278,6 +280,7 @@ class Broker:
             if self._has_own_lookout:
                 nursery.start_soon(self._lookout.run)
             nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._end_when_damaged)
             await self._recover(lease)
             await nursery.start(self.services.run)
             self._started = True
@@ -287,6 +290,12 @@ class Broker:
                 await self._wind_down()
             nursery.cancel_scope.cancel()
         return not timeout.cancelled_caught
+
+    async def _end_when_damaged(self) -> None:
+        """Wait until a request finds that the index is damaged, and raise the error."""
+        await self._damaged.wait()
+        assert self._damage is not None, "the event is set with the error"
+        raise self._damage
 
     async def _recover(self, lease: Lease) -> None:
         limits = IndexLimits(
@@ -412,7 +421,15 @@ class Broker:
             )
 
     def checked(self, error: EscapementError) -> EscapementError:
-        """Return an error to answer with, or ``LeaseLost`` if the error may be out of date."""
+        """Return the error to answer with in place of the one that a request raised.
+
+        That is ``LeaseLost`` if the error may be out of date. If the index is damaged, the broker
+        ends, and the client asks again when the index is being rebuilt.
+        """
+        if isinstance(error, IndexDamaged):
+            self._damage = error
+            self._damaged.set()
+            return ShuttingDown("the delayed index is damaged and is rebuilt now; connect again")
         if isinstance(error, _FROM_MEMORY):
             try:
                 self.check_lease()
