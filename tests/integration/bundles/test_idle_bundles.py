@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from escapement.storage.bundles import set_bundle_count
+from escapement.storage.bundles import CATALOG, set_bundle_count
 from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox import inbox
 from escapement.testing.clock import START_MS, VirtualClock
@@ -53,6 +53,26 @@ async def test_idle_bundles_ask_the_database_together(
         node.stop()
     assert of_all <= of_one + (BUNDLES - 1) * OWN_STEPS
     assert commits_of_all == commits_of_one
+    real.close()
+
+
+async def test_broker_reads_the_tokens_once_when_it_starts(
+    tmp_path: Path, mysql_url: str, mock_clock: trio.testing.MockClock
+) -> None:
+    steps: list[str] = []
+    real, clock = open_engine(mysql_url, tmp_path), VirtualClock(START_MS)
+    node = virtual_node(FaultyEngine(real, steps.append), tmp_path, clock, bundles=BUNDLES)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        await advance(clock, 5)
+        assert sum(" FROM tokens" in step for step in steps) == BUNDLES
+        with closing(real.connect()) as connection:
+            connection.execute(
+                "UPDATE shared_numbers SET value = value + 1 WHERE name = ?", (CATALOG,)
+            )
+        await advance(clock, 2)
+        assert sum(" FROM tokens" in step for step in steps) == 2 * BUNDLES
+        node.stop()
     real.close()
 
 

@@ -398,4 +398,5 @@ class Node:
             lookout=self._lookout,
         )
         broker.directory = self.directory
+        self._catalog_readers.made(broker, self._catalog_version)
         return broker
