@@ -38,6 +38,7 @@ from escapement.broker.inspection.reading import Page, read_page
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.lookout import Lookout
 from escapement.broker.membership import Membership
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.recovery.recovery import survey
@@ -103,6 +104,8 @@ class Broker:
       connections: a pool that brokers of one process share. None: a pool of its own.
       shared_writer: writes the group commits of the brokers of one process in transactions that
         they share. None: each has a transaction of its own.
+      lookout: the lookout that brokers of one process share, and that the process runs. None: the
+        broker has one of its own.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -122,6 +125,7 @@ class Broker:
         membership: Membership | None = None,
         connections: ConnectionPool | None = None,
         shared_writer: SharedWriter | None = None,
+        lookout: Lookout | None = None,
     ) -> None:
         self.identity = identity
         self.bundle_id = bundle_id
@@ -154,7 +158,11 @@ class Broker:
         self._has_own_connections = connections is None
         self._connections = connections or ConnectionPool(engine)
         self._shared_writer = shared_writer
+        self._has_own_lookout = lookout is None
+        self._lookout = lookout or Lookout(self._connections, clock, runners.work, self._limits)
         self._stop = trio.Event()
+        self._damage: IndexDamaged | None = None  # found by a request
+        self._damaged = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._started = False  # whether the start is done and ``_close`` has not begun
         self._farewells: list[Callable[[], None]] = []
@@ -274,7 +282,10 @@ class Broker:
         async with trio.open_nursery() as nursery:
             if self._has_own_membership:
                 nursery.start_soon(self._membership.run)
+            if self._has_own_lookout:
+                nursery.start_soon(self._lookout.run)
             nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._end_when_damaged)
             await self._recover(lease)
             await nursery.start(self.services.run)
             self._started = True
@@ -284,6 +295,12 @@ class Broker:
                 await self._wind_down()
             nursery.cancel_scope.cancel()
         return not timeout.cancelled_caught
+
+    async def _end_when_damaged(self) -> None:
+        """Wait until a request finds that the index is damaged, and raise the error."""
+        await self._damaged.wait()
+        assert self._damage is not None, "the event is set with the error"
+        raise self._damage
 
     async def _recover(self, lease: Lease) -> None:
         limits = IndexLimits(
@@ -310,6 +327,7 @@ class Broker:
                 self.output.frame_bytes,
                 self.directory,
                 self._shared_writer,
+                self._lookout,
             )
             await self._services.recover(ground)
 
@@ -409,7 +427,15 @@ class Broker:
             )
 
     def checked(self, error: EscapementError) -> EscapementError:
-        """Return an error to answer with, or ``LeaseLost`` if the error may be out of date."""
+        """Return the error to answer with in place of the one that a request raised.
+
+        That is ``LeaseLost`` if the error may be out of date. If the index is damaged, the broker
+        ends, and the client asks again when the index is being rebuilt.
+        """
+        if isinstance(error, IndexDamaged):
+            self._damage = error
+            self._damaged.set()
+            return ShuttingDown("the delayed index is damaged and is rebuilt now; connect again")
         if isinstance(error, _FROM_MEMORY):
             try:
                 self.check_lease()

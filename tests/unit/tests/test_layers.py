@@ -81,7 +81,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"tables"},
     {"publishing"},
     {"inbox", "outbox"},
-    {"bulk", "deletion", "settlement"},
+    {"bulk", "deletion", "lookout", "settlement"},
     {"services"},
     {"broker"},
     {"admin"},

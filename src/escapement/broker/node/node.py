@@ -30,6 +30,7 @@ from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
+from escapement.broker.lookout import Lookout
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
 from escapement.broker.node.catalog_readers import CatalogReaders
@@ -124,6 +125,7 @@ class Node:
         observers = Observers(engine, identity, clock, self._work, self._connections)
         choose = self.reception.choose
         self.front = Front(choose, config.limits, self._output, certificates, observers)
+        self._lookout = Lookout(self._connections, clock, self._work, config.limits)
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
@@ -167,6 +169,7 @@ class Node:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.membership.run)
                     nursery.start_soon(self._shared_writer.run, self.membership.member)
+                    nursery.start_soon(self._lookout.run)
                     nursery.start_soon(
                         self.reception.watch,
                         lambda: self.membership.left_ms,
@@ -397,6 +400,8 @@ class Node:
             membership=self.membership,
             connections=self._connections,
             shared_writer=None if count == 1 else self._shared_writer,
+            lookout=self._lookout,
         )
         broker.directory = self.directory
+        self._catalog_readers.made(broker, self._catalog_version)
         return broker
