@@ -43,6 +43,7 @@ from escapement.broker.node.preparation import prepare
 from escapement.broker.node.reception import Reception
 from escapement.broker.runners import Runners
 from escapement.broker.session.observers import Observers
+from escapement.broker.shared_parts import SharedParts
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
@@ -396,11 +397,13 @@ class Node:
             self._make_runners(),
             replace(self.config, limits=self.config.limits.of_bundle(count)),
             bundle_id,
-            output=self._output,
-            membership=self.membership,
-            connections=self._connections,
-            shared_writer=None if count == 1 else self._shared_writer,
-            lookout=self._lookout,
+            SharedParts(
+                membership=self.membership,
+                connections=self._connections,
+                writer=None if count == 1 else self._shared_writer,
+                lookout=self._lookout,
+                output=self._output,
+            ),
         )
         broker.directory = self.directory
         self._catalog_readers.made(broker, self._catalog_version)

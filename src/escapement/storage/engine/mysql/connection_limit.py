@@ -13,7 +13,8 @@ from escapement.storage.engine.base import Connection, Engine
 
 _log = EventLog(__name__)
 
-# A commit lane, and two more while the bundle starts: of the recovery, and of the fill of the index.
+# A commit lane, and two more while the bundle starts: of the recovery, and of the fill of the
+# index.
 PER_BUNDLE: Final = 3
 # Two for shared transactions, or for the second lane of a single bundle; one for each thread that
 # the bundles of a node share (broker/runners.py), and some for the rest.
