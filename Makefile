@@ -48,6 +48,7 @@ format: $(INSTALLED) ## put the code into its format
 
 acceptance-long: $(INSTALLED) programs ## the tests too long for `make test`, saying how far they are
 	$(BIN)/pytest -m long -o faulthandler_timeout=7200 -v -s --durations=0 --durations-min=1 $(ARGS)
+	ESCAPEMENT_RANDOM=1 $(BIN)/pytest -m "hypothesis and not long" -n $(JOBS)
 
 stress: $(INSTALLED) programs ## kills, damage and outages under load: MINUTES=5 ENGINE=both SEED=1
 	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \

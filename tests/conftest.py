@@ -5,7 +5,8 @@ server. ``mysql_to_break`` is a server that a test may stop, kill and freeze. Th
 starts when the first test asks for it. With ``ESCAPEMENT_TEST_MYSQL_URL``, tests that only
 use SQL run on an existing server. Without a server these tests fail; they are never skipped.
 
-Hypothesis examples have no time limit, because any of them may be slow on a busy machine.
+Hypothesis examples have no time limit, because any of them may be slow on a busy machine. They are
+the same in each run, so that chance stops no landing. With ``ESCAPEMENT_RANDOM=1`` they are others.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ from escapement.storage.engine.open import open_engine
 from support.database.servers import MysqlServer, SqlServer, private_server, run_sql
 from support.memory_directory import memory_directory
 
-settings.register_profile(
-    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("patient")
+for profile, fixed in (("fixed", True), ("random", False)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=fixed,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("random" if os.environ.get("ESCAPEMENT_RANDOM") else "fixed")
 
 # Processes that a shell starts in the background ignore Ctrl-C, and so do their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -30,7 +30,7 @@ from escapement.broker.upkeep.forgetter import Forgetter
 from escapement.message import Bools, Int64s
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage import lease
-from escapement.storage.commit import group_rows, writer
+from escapement.storage.commit import group_rows, shared_writer, writer
 from escapement.storage.directory import sync_directory
 from escapement.storage.index.segments.manifest import ManifestFile
 from escapement.timewheel import Entries
@@ -94,6 +94,7 @@ def _cursor_advanced_too_far(replace: Replace) -> None:
 def _epoch_not_checked_on_write(replace: Replace) -> None:
     replace(lease, "answer", lambda *row: None)
     replace(writer, "answer", lambda *row: None)
+    replace(shared_writer, "answer", lambda *row: None)
 
 
 def _epoch_not_checked_on_read(replace: Replace) -> None:

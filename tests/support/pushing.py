@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from support.webhook_server import WebhookServer, webhook_server
 HOST: Final = "hooks.example"
 NAMES: Final = {"topic": "x", "subscription": "s"}
 CALM: Final = BrokerConfig(seed=0)
+# How long a test may take in real time, because virtual time stands still while it waits for a post
+# that never comes. A test takes a second.
+LIMIT_S: Final = 60
 
 
 async def loopback(host: str, port: int) -> Sequence[str]:
@@ -51,8 +55,14 @@ class Push:
         secret: str = made["secret"]
         return secret
 
-    async def run(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        await run_push(self.config, self.world.connect, self.stop.wait, task_status.started)
+    async def run(
+        self,
+        config: PushConfig | None = None,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Post messages until ``stop`` is set, with ``config`` or that of the fixture."""
+        config = config or self.config
+        await run_push(config, self.world.connect, self.stop.wait, task_status.started)
 
     async def state(self) -> dict[str, Any]:
         (row,) = await self.broker.admin("subscriptions.list", topic="x")
@@ -80,6 +90,7 @@ async def pushing(tmp_path: Path, config: BrokerConfig = CALM) -> AsyncIterator[
         testing.start(config=config) as world,
         world.connect() as broker,
         webhook_server(authority.certify(HOST)) as server,
+        _limited(),
     ):
         push_config = PushConfig(
             [network("127.0.0.0/8")],
@@ -88,3 +99,20 @@ async def pushing(tmp_path: Path, config: BrokerConfig = CALM) -> AsyncIterator[
             world.clock,
         )
         yield Push(world, broker, server, push_config)
+
+
+@asynccontextmanager
+async def _limited() -> AsyncIterator[None]:
+    """Fail if the body takes longer than ``LIMIT_S``."""
+    over = threading.Event()
+
+    async def watch() -> None:
+        in_time = await trio.to_thread.run_sync(over.wait, LIMIT_S, abandon_on_cancel=True)
+        assert in_time, f"the test hangs: it has waited for {LIMIT_S} s"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            yield
+        finally:
+            over.set()

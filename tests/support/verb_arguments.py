@@ -79,6 +79,11 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "subscriptions.seek": SUBSCRIPTION | {"position": ("latest", TEXT)},
     "subscriptions.delete": TOPIC | {"subscription": ("made", TEXT), "force": (True, FLAG)},
     "dlq.list": ENTRIES | {"count": (None, COUNT)},
+    "dlq.find": ENTRIES
+    | {
+        "offset": (0, NUMBER), "key": (None, MAYBE), "from_ms": (None, COUNT),
+        "until_ms": (None, COUNT), "after": (None, LIST),
+    },
     "dlq.show": ENTRIES | {"offset": (0, NUMBER)},
     "dlq.count": ENTRIES | SOME | {"after": (None, LIST)},
     "dlq.redrive": ENTRIES | SOME | {"spread_ms": (None, COUNT)},

@@ -45,6 +45,7 @@ from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
 from escapement.broker.runners import Runners
 from escapement.broker.services import Services
+from escapement.broker.shared_parts import SharedParts
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import (
@@ -97,12 +98,7 @@ class Broker:
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
         same database. Only the broker of bundle 0 serves outboxes and message tables. Each broker
         learns the acknowledgements in transactions of its own topics.
-      output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
-      membership: the membership of a process with several brokers, which has registered it and runs
-        it. None: the broker has one of its own, which replaces any other with the same identity.
-      connections: a pool that brokers of one process share. None: a pool of its own.
-      lookout: the lookout that brokers of one process share, and that the process runs. None: the
-        broker has one of its own.
+      shared: what brokers of one process share; None: the broker shares nothing.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -118,11 +114,9 @@ class Broker:
         runners: Runners,
         config: BrokerConfig | None = None,
         bundle_id: int = 0,
-        output: OutputBound | None = None,
-        membership: Membership | None = None,
-        connections: ConnectionPool | None = None,
-        lookout: Lookout | None = None,
+        shared: SharedParts | None = None,
     ) -> None:
+        shared = shared or SharedParts()
         self.identity = identity
         self.bundle_id = bundle_id
         self.directory: Directory = OneBundle(bundle_id, identity.name)
@@ -134,7 +128,7 @@ class Broker:
         self.findings = Findings(self.config.checks, clock, runners.checks)
         self.stopping = False
         self.released = False
-        self.output = output or OutputBound(self.config.limits.output_bytes)
+        self.output = shared.output or OutputBound(self.config.limits.output_bytes)
         # A request that holds this makes an answer, which may be large, and then queues it without
         # an await. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
@@ -147,14 +141,14 @@ class Broker:
         self._index_directory = index_directory
         self._runners = runners
         self._limits = self.config.limits
-        self._has_own_membership = membership is None
-        self._membership = membership or Membership(
+        self._shared = shared
+        self._membership = shared.membership or Membership(
             engine, identity, clock, runners.commits, self._limits.lease_ms
         )
-        self._has_own_connections = connections is None
-        self._connections = connections or ConnectionPool(engine)
-        self._has_own_lookout = lookout is None
-        self._lookout = lookout or Lookout(self._connections, clock, runners.work, self._limits)
+        self._connections = shared.connections or ConnectionPool(engine)
+        self._lookout = shared.lookout or Lookout(
+            self._connections, clock, runners.work, self._limits
+        )
         self._stop = trio.Event()
         self._damage: IndexDamaged | None = None  # found by a request
         self._damaged = trio.Event()
@@ -201,7 +195,7 @@ class Broker:
           StorageError: if the database is unsuitable, or rejected a statement that must succeed.
         """
         run = self._runners.work
-        if self._has_own_membership:  # otherwise the process has done so
+        if self._shared.membership is None:  # otherwise the process has done so
             await run(self._engine.check_fitness)
             await run(migrate, self._engine)
             await run(create_views, self._engine)
@@ -222,7 +216,7 @@ class Broker:
                 await run(DelayedIndex.discard, self._index_directory)
             raise
         except MissingRight:
-            if self._services is None and not self._has_own_membership:
+            if self._services is None and self._shared.membership is not None:
                 with trio.CancelScope(shield=True), suppress(EscapementError):
                     await run(self._membership.give_back, lease)
                     self.released = True
@@ -243,7 +237,7 @@ class Broker:
 
     def _take(self) -> Lease:
         """Take the lease of the bundle. Blocking."""
-        if not self._has_own_membership:
+        if self._shared.membership is not None:
             return self._membership.take(self.bundle_id)
         self._membership.register()
         try:
@@ -269,15 +263,15 @@ class Broker:
     def _release(self, doubtful_until_ms: int) -> None:
         """Release the lease of the bundle. Blocking."""
         self._keeper.release(doubtful_until_ms)
-        if self._has_own_membership:
+        if self._shared.membership is None:
             self._membership.leave()
 
     async def _live(self, lease: Lease, task_status: trio.TaskStatus[None]) -> bool:
         """Recover, serve and stop. Return whether the stop finished in time."""
         async with trio.open_nursery() as nursery:
-            if self._has_own_membership:
+            if self._shared.membership is None:
                 nursery.start_soon(self._membership.run)
-            if self._has_own_lookout:
+            if self._shared.lookout is None:
                 nursery.start_soon(self._lookout.run)
             nursery.start_soon(self._keeper.run)
             nursery.start_soon(self._end_when_damaged)
@@ -321,6 +315,7 @@ class Broker:
                 self.config,
                 self.output.frame_bytes,
                 self.directory,
+                self._shared.writer,
                 self._lookout,
             )
             await self._services.recover(ground)
@@ -394,11 +389,11 @@ class Broker:
         for ending in self._endings:
             await ending()
         self._keeper.close()
-        if self._has_own_membership:
+        if self._shared.membership is None:
             self._membership.close()
         if self._services is not None:
             self._services.close()
-        if self._has_own_connections:
+        if self._shared.connections is None:
             self._connections.close()
 
     # -- requests of sessions and operators ------------------------------------

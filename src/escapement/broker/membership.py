@@ -114,7 +114,7 @@ class Membership:
 
     # ``register`` sets these: the row of this process, and the wall clock and the lease clock at
     # the last renewal.
-    _member: Member
+    member: Member
     _noted: tuple[int, int]
 
     @property
@@ -126,7 +126,7 @@ class Membership:
     def left_ms(self) -> int:
         """How long the leases of this process are still valid; 0 if they have expired."""
         margin_ms = self.lease_ms // MARGIN_PARTS
-        return max(self._member.deadline_ms - margin_ms - self._clock.lease_ms(), 0)
+        return max(self.member.deadline_ms - margin_ms - self._clock.lease_ms(), 0)
 
     @property
     def leaving(self) -> bool:
@@ -152,7 +152,7 @@ class Membership:
           TransactionAborted: if a row stays locked.
         """
         self._noted = self._clock.now_ms(), self._clock.lease_ms()
-        self._member = members.register(
+        self.member = members.register(
             self._engine, self.identity, self.lease_ms, self._clock, self._address
         )
 
@@ -165,7 +165,7 @@ class Membership:
           TransactionAborted: if a row stays locked.
         """
         assert all(watch.lease.bundle_id != bundle_id for watch in self._watches)
-        return leases.take(self._engine, self._member, self._clock, bundle_id)
+        return leases.take(self._engine, self.member, self._clock, bundle_id)
 
     def release(self, lease: Lease, doubtful_until_ms: int) -> None:
         """Release a bundle after a clean stop, so that any broker can take it at once. Blocking.
@@ -203,13 +203,13 @@ class Membership:
         """
         assert all(watch.lease.bundle_id != bundle_id for watch in self._watches)
         seen_ms = max(self._clock.now_ms(), self._come_to_ms())
-        return leases.let_go(self._engine, self._member, bundle_id, seen_ms)
+        return leases.let_go(self._engine, self.member, bundle_id, seen_ms)
 
     def leave(self) -> None:
         """End the membership, when no broker of this process delivers any more. Blocking."""
         self.close()
         with closing(self._engine.connect()) as connection:
-            members.leave(connection, self._member)
+            members.leave(connection, self.member)
 
     def close(self) -> None:
         """Close the database connection."""
@@ -262,7 +262,7 @@ class Membership:
         """Note the new deadline, and the leases that were lost, in one step."""
         # Check only now: the lease may have expired while the database did not answer.
         was_held = self.held
-        self._member.deadline_ms = renewal.deadline_ms
+        self.member.deadline_ms = renewal.deadline_ms
         self._warned, self.outage = "", None
         kept = [watch for watch in watches if _is_kept(watch, renewal)]
         if not was_held and (kept or not watches):
@@ -306,7 +306,7 @@ class Membership:
             renewal = members.renew(
                 self._engine,
                 connection,
-                self._member,
+                self.member,
                 self._clock,
                 seen_ms=seen_ms,
                 draining=self._draining,

@@ -85,6 +85,7 @@ from escapement.storage.bundles import CATALOG, shared_numbers
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.encoding.replace_keys import REPLACE_KEY_BYTES
 from escapement.storage.engine.connection_pool import ConnectionPool
@@ -104,6 +105,7 @@ class Services:
     Args:
       ground: the stored state that the broker starts from.
       keeper: the keeper of the lease that all services work under.
+      shared_writer: writes group commits together with those of other bundles; None: there is none.
       frame_bytes: takes a number of frames that are queued now, and returns how large each of them
         may be.
     """
@@ -118,6 +120,7 @@ class Services:
         config: BrokerConfig,
         frame_bytes: Callable[[int], int],
         directory: Directory,
+        shared_writer: SharedWriter | None,
         lookout: Lookout,
     ) -> None:
         self._lookout = lookout
@@ -148,7 +151,7 @@ class Services:
             members=state.members,
             completions=state.completions,
         )
-        self._keep(ground, connections, config)
+        self._keep(ground, connections, config, shared_writer)
         self._move(ground, connections, config)
         self._serve(ground, config)
         self._write(ground, connections, config)
@@ -176,7 +179,13 @@ class Services:
             self.group_completer.look,
         )
 
-    def _keep(self, ground: Ground, connections: ConnectionPool, config: BrokerConfig) -> None:
+    def _keep(
+        self,
+        ground: Ground,
+        connections: ConnectionPool,
+        config: BrokerConfig,
+        shared_writer: SharedWriter | None,
+    ) -> None:
         """Create the services that store state, in the database and on disk."""
         clock, run, engine = self._clock, self._runners.work, connections.engine
         lease, limits = self._keeper.lease, config.limits
@@ -188,6 +197,7 @@ class Services:
             self._runners.commits,
             self._committed,
             journal_ends=ground.state.journal_ends,
+            shared=shared_writer,
             on_state=self._database_changed,
             on_took=self._took,
             max_lanes=limits.commit_lanes,

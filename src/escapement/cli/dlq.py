@@ -1,4 +1,4 @@
-"""`escapement dlq`: list, show, redrive and purge the dead letters of a subscription."""
+"""`escapement dlq`: list, find, show, redrive and purge the dead letters of a subscription."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _output = output_option("table", "How to print the answer.")
 
 @click.group()
 def dlq() -> None:
-    """List, redrive and purge dead letters.
+    """List, find, redrive and purge dead letters.
 
     A subscription with a limit on deliveries (escapement admin subscriptions update TOPIC
     SUBSCRIPTION --max-deliveries 10) copies each message that fails its last delivery to the
@@ -104,8 +104,55 @@ def list_dead_letters(
     if output == "json":
         print_json([_plain(row) for row in rows])
     else:
-        rows = [row | {"payload": text(row["payload"])} for row in rows]
-        print_rows(rows, _COLUMNS, f"{subscription} of {topic} has no dead letters")
+        _print_table(rows, f"{subscription} of {topic} has no dead letters")
+
+
+@dlq.command(
+    epilog="\b\nExamples:\n  escapement dlq find orders billing 4711\n"
+    "  escapement dlq find orders billing shop/eu/orders@4711"
+)
+@_topic
+@_subscription
+@click.argument("id")
+@_lie_in
+@_output
+@broker_option
+def find(
+    topic: str,
+    subscription: str,
+    id: str,
+    lie_in: str | None,
+    output: str,
+    at_broker: Addresses,
+) -> None:
+    """Find the dead letter that a message of TOPIC has become.
+
+    ID is TOPIC@OFFSET, or the offset in TOPIC alone. There are several dead letters if the
+    subscription was moved back by a seek, and gave the message up again.
+    """
+    offset = offset_of(id, topic)
+
+    async def ask(broker: Broker) -> list[dict[str, Any]]:
+        rows, after = [], None
+        while True:
+            page = await broker.admin(
+                "dlq.find",
+                topic=topic,
+                subscription=subscription,
+                dead_letter_topic=lie_in,
+                offset=offset,
+                after=after,
+            )
+            rows += page["dead_letters"]
+            after = page["next"]
+            if after is None:
+                return rows
+
+    rows = with_broker(at_broker, ask)
+    if output == "json":
+        print_json([_plain(row) for row in rows])
+    else:
+        _print_table(rows, f"{subscription} of {topic} has no dead letter of message {offset}")
 
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq show orders billing 17")
@@ -282,6 +329,11 @@ async def _count(broker: Broker, dead_letters: _DeadLetters) -> int:
         after = page["next"]
         if after is None:
             return counted
+
+
+def _print_table(rows: Sequence[dict[str, Any]], none: str) -> None:
+    rows = [row | {"payload": text(row["payload"])} for row in rows]
+    print_rows(rows, _COLUMNS, none)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

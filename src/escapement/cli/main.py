@@ -44,7 +44,7 @@ _COMMANDS: Final = {
         "escapement.cli.demo.demo",
         "Watch messages arrive on time although the broker is killed.",
     ),
-    "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
+    "dlq": ("escapement.cli.dlq", "List, find, redrive and purge dead letters."),
     "doctor": (
         "escapement.cli.operation.doctor",
         "Check the machine, the data directory and the databases of a broker.",

@@ -45,7 +45,7 @@ def message() -> None:
 
     A lapsed message expired, or was dropped by a quota, before its first delivery. A message
     that expired or was dropped between two attempts counts as acknowledged, and so does a dead
-    letter: see `escapement dlq list`.
+    letter: see `escapement dlq find TOPIC SUBSCRIPTION OFFSET`.
     """
 )
 @click.argument("topic")

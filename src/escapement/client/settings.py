@@ -33,6 +33,8 @@ class Settings:
       reason: why the client makes its administrative requests, such as "ticket 4711". The audit log
         of the broker shows it. At most 500 characters. ``Broker.because`` gives a reason for single
         requests.
+      observer: whether the client also accepts a node that owns no bundle. Such a node answers the
+        verb ``cluster.status``, and nothing else.
     """
 
     connect_timeout_s: float = 10.0
@@ -43,6 +45,7 @@ class Settings:
     reconnect_first_s: float = 0.1
     reconnect_longest_s: float = 10.0
     reason: str = ""
+    observer: bool = False
 
     def __post_init__(self) -> None:
         """Check the reason.

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from escapement.client.consuming.batch import Batch, Message
+from escapement.client.consuming.return_queue import ReturnKind
 from escapement.durations import parse
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.gateway.new_message import Duration
@@ -18,6 +19,7 @@ from escapement.gateway.operation import Answer, Call, Operation
 from escapement.gateway.payload import Payload, ShownProperties, shown_properties
 from escapement.gateway.pull_consumers import Source
 from escapement.names import check_name
+from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_DETAIL_CHARS
 
 # The most messages of one answer, and how long a request may wait for them.
@@ -110,7 +112,11 @@ class Extension(Struct, forbid_unknown_fields=True):
 
 
 class Count(Struct):
-    """How many messages the request has changed."""
+    """How many messages the request has changed.
+
+    It had no effect on the others: they are acknowledged already, or, unless the request
+    acknowledges, they are not in flight at this gateway any more.
+    """
 
     count: int
 
@@ -141,23 +147,26 @@ async def ack(call: Call) -> Answer:
 
 async def nack(call: Call) -> Answer:
     """Give back messages that could not be processed. They are delivered again."""
-    for inbox in await call.client.pulls.inboxes(_source(call)):
-        await inbox.nack(call.body.offsets, call.body.delay)
-    return Answer(None)
+    return await _give_back(call, wire.Nack, delay=call.body.delay)
 
 
 async def reject(call: Call) -> Answer:
     """Give up messages that can never be processed. They become dead letters at once."""
-    for inbox in await call.client.pulls.inboxes(_source(call)):
-        await inbox.reject(call.body.offsets, call.body.detail)
-    return Answer(None)
+    return await _give_back(call, wire.Reject, detail=call.body.detail)
 
 
 async def release(call: Call) -> Answer:
     """Give back messages that were not tried. The delivery does not count as an attempt."""
+    return await _give_back(call, wire.Release, delay=call.body.delay)
+
+
+async def _give_back(
+    call: Call, kind: ReturnKind, delay: Duration | None = None, detail: str = ""
+) -> Answer:
+    count = 0
     for inbox in await call.client.pulls.inboxes(_source(call)):
-        await inbox.release(call.body.offsets, call.body.delay)
-    return Answer(None)
+        count += await inbox._return_counted(kind, call.body.offsets, delay, detail)
+    return Answer(Count(count))
 
 
 async def extend(call: Call) -> Answer:
@@ -199,17 +208,16 @@ async def _while_connected(
 _SUBSCRIPTION: Final = "/subscriptions/{subscription}"
 
 
-def _operation(name: str, summary: str, act: Any, body: type, result: type | None) -> Operation:
-    status = 204 if result is None else 200
+def _operation(name: str, summary: str, act: Any, body: type, result: type) -> Operation:
     path = f"{_SUBSCRIPTION}/{name}"
-    return Operation(name, "POST", path, summary, act, body=body, result=result, status=status)
+    return Operation(name, "POST", path, summary, act, body=body, result=result)
 
 
 OPERATIONS: Final = [
     _operation("receive", "Receive messages, by long polling.", receive, Demand, Received),
     _operation("ack", "Acknowledge messages.", ack, Handled, Count),
-    _operation("nack", "Give back failed messages.", nack, GivenBack, None),
-    _operation("reject", "Give up messages: they become dead letters.", reject, GivenUp, None),
-    _operation("release", "Give back untried messages.", release, GivenBack, None),
+    _operation("nack", "Give back failed messages.", nack, GivenBack, Count),
+    _operation("reject", "Give up messages: they become dead letters.", reject, GivenUp, Count),
+    _operation("release", "Give back untried messages.", release, GivenBack, Count),
     _operation("extend", "Extend the time to acknowledge messages.", extend, Extension, Count),
 ]

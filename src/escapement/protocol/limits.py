@@ -103,5 +103,7 @@ FEATURE_ACK_DEADLINES: Final = "ack_deadlines"
 FEATURE_BUNDLE: Final = "bundle"
 # The id of the log that the client has used before, bytes. A broker of another log refuses it.
 FEATURE_LOG: Final = "log"
+# A client that only asks for the state of the cluster sends 1. Nodes without bundles welcome it.
+FEATURE_OBSERVER: Final = "observer"
 # Why the client makes its administrative requests, for the audit log: a str.
 FEATURE_REASON: Final = "reason"

@@ -5,8 +5,10 @@
       └──────── a success ───────────┼──────────── a success ─────────┤
                                      └── a failure; twice the pause ──┘
 
-While the breaker is open, messages stay in their subscription and use up no attempts. Times are
-milliseconds of any clock that is never set back.
+While the breaker is open, messages stay in their subscription and use up no attempts. Each process
+has breakers for itself, so a process that cannot reach an endpoint does not stop the others
+(docs/guides/push.md compares this with a pause of the subscription). Times are milliseconds of any
+clock that is never set back.
 """
 
 from __future__ import annotations

@@ -16,9 +16,6 @@ from escapement.message import Buffer
 from escapement.storage.engine.base import Connection, Row
 from escapement.storage.engine.paging import pages, pages_of
 
-# Lower than every owner id. Owner ids may be negative: the set of a topic's cancelled offsets has
-# the negative id of the topic as its owner.
-_LEAST: Final = -(1 << 63)
 # Chunks read in one query. Each has up to 128 KiB, most have a few hundred bytes.
 _CHUNKS_AT_ONCE: Final = 256
 # Parts read in one query. Each has up to 2 MiB.
@@ -35,7 +32,6 @@ class DataTable:
     name: str
     key: tuple[str, ...]
     page_rows: int
-    least: tuple[Any, ...] = (_LEAST, _LEAST)  # lower than the key of every row
 
     @property
     def put(self) -> str:
@@ -72,10 +68,10 @@ class DataTable:
           owners: the ids of the owners whose rows are read; None for all rows.
         """
         columns = f"{', '.join(self.key)}, data"
-        at_once = (self.key, columns, self.page_rows, self.least)
+        at_once = (self.key, columns, self.page_rows)
         if owners is None:
-            return pages(connection, self.name, *at_once)
-        return pages_of(connection, self.name, *at_once, self.key[0], owners)
+            return pages(connection, self.name, *at_once, ())
+        return pages_of(connection, self.name, *at_once, owners)
 
     def rows_of(self, connection: Connection, owner_id: int) -> list[Row]:
         """Return all rows of one owner as (number, data), in the order of their numbers."""
@@ -91,7 +87,7 @@ ATTEMPTS: Final = DataTable("attempts", ("subscription_id", "part"), _PARTS_AT_O
 DEDUP_KEYS: Final = DataTable("dedup_keys", ("topic_id", "part"), _PARTS_AT_ONCE)
 REPLACE_KEYS: Final = DataTable("replace_keys", ("topic_id", "part"), _PARTS_AT_ONCE)
 GROUP_MEMBERS: Final = DataTable(
-    "group_members", ("topic_id", "group_name", "chunk"), _CHUNKS_AT_ONCE, (_LEAST, "", _LEAST)
+    "group_members", ("topic_id", "group_name", "chunk"), _CHUNKS_AT_ONCE
 )
 
 

@@ -35,7 +35,7 @@ bundle, ``expires_at_ms`` is ``UNTIL_RELEASED``, so that an older broker does no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -221,7 +221,9 @@ def _free(connection: Connection, bundle_id: int, *, clean: bool, doubtful_until
     )
 
 
-def enter(engine: Engine, connection: Connection, lease: Lease, replaces: int = 0) -> None:
+def enter(
+    engine: Engine, connection: Connection, lease: Lease, replaces: Collection[int] = ()
+) -> None:
     """Prepare a connection to write under the lease. Blocking; safe to call in any thread.
 
     The connection is listed in the row of the owner, and the database is checked: that it can be
@@ -229,7 +231,7 @@ def enter(engine: Engine, connection: Connection, lease: Lease, replaces: int = 
     lease that began before have ended, except those of other connections that are listed.
 
     Args:
-      replaces: id of a closed connection to remove from the list; 0 for none.
+      replaces: ids of closed connections to remove from the list.
     """
     members.record(engine, connection, lease.member, lease.bundle_id, replaces)
     # A transaction of its own, so that a renewal does not wait while this waits for the lease row.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,6 +41,8 @@ from escapement.storage.engine.transaction import transaction
 # Limit of connection ids in a row. Each takes up to 20 digits and a comma in a column of 12,000
 # characters. A process with 64 bundles of 8 lanes has 512.
 MAX_RECORDED: Final = 570
+# Stands for the bundle of a connection that all bundles of the process use.
+ALL_BUNDLES: Final = -1
 # How long a broker tries to take a lease, or to register, while a transaction of a dead process
 # locks a row. Each try waits for ``Engine.lock_wait_s``.
 TAKE_WAIT_S: Final = 25
@@ -185,7 +187,11 @@ def renew(
 
 
 def record(
-    engine: Engine, connection: Connection, member: Member, bundle_id: int, replaces: int = 0
+    engine: Engine,
+    connection: Connection,
+    member: Member,
+    bundle_id: int,
+    replaces: Collection[int] = (),
 ) -> None:
     """Add a connection to the list in the member's row. Blocking; safe to call in any thread.
 
@@ -194,19 +200,29 @@ def record(
     gets the values that it has: the database lets the row expire 1 ms later.
 
     Args:
-      replaces: id of a closed connection to remove from the list; 0 for none.
+      bundle_id: the bundle that uses the connection, or ``ALL_BUNDLES``.
+      replaces: ids of closed connections to remove from the list.
 
     Raises:
       LeaseLost: if a later process with the same identity has registered.
     """
     with member.lock:
-        ids = member.connections.get(bundle_id, set()) - {replaces}
+        ids = member.connections.get(bundle_id, set()).difference(replaces)
         member.connections[bundle_id] = {id for id in ids | {connection.id} if id}
         every = sorted(id for some in member.connections.values() for id in some)
         member.connection_ids = ",".join(map(str, every[-MAX_RECORDED:]))
         changes = "connection_ids = ?, expires_at_ms = expires_at_ms + 1"
         with transaction(connection):
             _update(engine, connection, member, changes, (member.connection_ids,))
+
+
+def list_for(member: Member, bundle_id: int, connection_id: int) -> None:
+    """List a lost connection of all bundles for one of them, which had a transaction there.
+
+    The row has it already, and keeps it from the next :func:`record` on.
+    """
+    with member.lock:
+        member.connections.setdefault(bundle_id, set()).add(connection_id)
 
 
 def set_draining(connection: Connection, key: tuple[str, str], draining: bool) -> bool:

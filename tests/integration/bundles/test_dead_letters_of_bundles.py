@@ -75,6 +75,8 @@ async def test_dead_letters_in_another_bundle_are_listed_redriven_and_purged(
         assert [one["original_offset"] for one in listed] == list(range(12))
         shown = await ask("dlq.show", offset=listed[3]["offset"])
         assert (shown["payload"], shown["original_topic"]) == (b"3", full(topic))
+        (of_seven,) = (await ask("dlq.find", offset=7, key="k1"))["dead_letters"]
+        assert of_seven == listed[7]
         few = [one["offset"] for one in listed[:4]]
         assert await ask("dlq.redrive", offsets=few) == {"redriven": 4}
         assert await ask("dlq.redrive", offsets=few) == {"redriven": 0}

@@ -7,18 +7,21 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
 import trio.testing
 
 import escapement
+from escapement.access.token import Token
+from escapement.errors import AccessDenied, InvalidRequest, NoOwner, Unauthenticated
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.testing.clock import START_MS, VirtualClock
 from support.bundle_topics import topic_of_each_bundle
 from support.database.outages import Outage
+from support.roles import new_token
 from support.storage.bundle_brokers import full
 from support.storage.cluster import connected
 from support.storage.running_nodes import Running, made
@@ -179,6 +182,68 @@ async def test_node_without_bundles_names_another_owner_to_a_client_that_comes_a
 
         assert await found.running.result(publish) == "b:7650"
         assert found.running.dialled.count("a:7650") > 1
+
+
+async def test_node_tells_the_state_of_the_cluster_while_no_bundle_has_an_owner(
+    database: Engine, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8: the owner has died, and the node that should take its bundles does not answer."""
+    async with nodes(database, tmp_path, "abc", 2) as found:
+        assert found.owned("a") == [0, 1]
+        async with connected(found.running) as client:
+            await client.admin("cluster.drain", node="b:7650")
+        await found.running.kill("a:7650")
+        await found.running.kill("c:7650")
+
+        async def status() -> Any:
+            async with connected(found.running, "b", observer=True) as client:
+                with pytest.raises(InvalidRequest, match=r"answers only cluster\.status"):
+                    await client.admin("topics.list")
+                return await client.admin("cluster.status")
+
+        told = await found.running.result(status)
+        names = ["a:7650", "b:7650", "c:7650"]
+        assert [one["name"] for one in told["nodes"] if not one["here"]] == [names[0], names[2]]
+        assert [one["owner"] for one in told["bundles"]] == ["a:7650"] * 2
+        with closing(database.connect()) as connection:  # as if its lease had expired
+            connection.execute("DELETE FROM brokers WHERE owner_id = ?", ("a" * 32,))
+        told = await found.running.result(status)
+        assert [one["name"] for one in told["nodes"]] == names[1:]
+        assert [(one["owner"], one["free"]) for one in told["bundles"]] == [(None, True)] * 2
+        with pytest.RaisesGroup(NoOwner, flatten_subgroups=True):  # not an observer
+            await found.running.result(lambda: connected(found.running, "b").__aenter__())
+
+
+async def test_observer_needs_a_token_and_the_right_to_see_the_cluster(
+    database: Engine, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8, O1: the node reads tokens and grants, also those that were changed just now."""
+    async with nodes(database, tmp_path, "ab") as found:
+        token = Token.new()
+        access = found.by_name["a"].brokers[0].services.access
+        await access.bootstrap("root", token.id, token.digest)
+
+        async def ask() -> Any:
+            async with connected(found.running, token=token.text) as root:
+                app = await new_token(root, "app")
+                for text, refusal in ((None, Unauthenticated), (app.text, AccessDenied)):
+                    with pytest.raises(refusal):
+                        await status(text)
+                await root.admin("grants.add", role="app", pattern="*", actions=["peek"])
+                async with connected(found.running, "b", token=app.text, observer=True) as client:
+                    assert (await client.admin("cluster.status"))["nodes"][1]["here"]
+                    await root.admin("tokens.revoke", id=app.id)
+                    with pytest.raises(Unauthenticated):
+                        await client.admin("cluster.status")
+                with pytest.raises(Unauthenticated):
+                    await status(app.text)
+                return True
+
+        async def status(text: str | None) -> None:
+            async with connected(found.running, "b", token=text, observer=True) as client:
+                await client.admin("cluster.status")
+
+        assert await found.running.result(ask)
 
 
 async def test_node_that_stops_names_the_next_owner_of_its_only_bundle(

@@ -247,6 +247,7 @@ def test_every_command_shows_a_json_payload_as_text_or_base64(say: Say, tmp_path
     assert payload_fields("dlq", "list", *names) == [base64, beginning]
     assert payload_fields("dlq", "show", *names, "0") == [base64]
     assert payload_fields("dlq", "show", *names, "odd-s-DLQ@1") == [text]
+    assert payload_fields("dlq", "find", *names, "odd@0") == [base64]
     assert "no topic" in say("dlq", "show", *names, "elsewhere@1", fails=1)
     other = ["--in", "odd-s-DLQ", "--offset", "elsewhere@1"]
     assert "another topic than odd-s-DLQ" in say("dlq", "purge", *names, *other, fails=2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from support.processes.command_lines import Say
+from support.processes.broker import broker_process
+from support.processes.command_lines import Say, process
 
 
 def test_status_prints_the_nodes_and_the_bundles(say: Say) -> None:
@@ -21,6 +23,23 @@ def test_status_prints_the_nodes_and_the_bundles(say: Say) -> None:
     assert head.split() == ["bundle", "owner", "epoch", "free", "pinned", "to"]
     assert row.split()[:2] == ["0", node["address"]]
     assert row.split()[-2:] == ["no", "-"]
+
+
+def test_node_without_bundles_prints_the_status_although_the_owner_was_killed(
+    mysql_url: str, tmp_path: Path
+) -> None:
+    """B8: it answers itself, and does not send the command to the owner."""
+    with (
+        broker_process(tmp_path / "owner", mysql_url) as owner,
+        broker_process(tmp_path / "standby", mysql_url) as standby,
+    ):
+        owner.kill()
+        asked = process(standby, "admin", "cluster", "status")
+        said, complaints = asked.communicate(timeout=60)
+        assert asked.returncode == 0, complaints
+        nodes = [row.split() for row in said.decode().partition("\n\n")[0].splitlines()]
+        here = [row[1] for row in nodes if row[-1] == "yes"]
+        assert here == [f"127.0.0.1:{standby.port}"], said
 
 
 def test_a_bundle_is_pinned_and_unpinned(say: Say) -> None:

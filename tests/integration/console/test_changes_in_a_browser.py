@@ -7,6 +7,7 @@ from datetime import timedelta
 import trio.testing
 
 from escapement import testing
+from escapement.testing import arrived
 from support.console.chromium import Chromium
 from support.console.tab import at_the_console, browsing, serving
 from support.roles import begin, connected
@@ -70,6 +71,26 @@ async def test_job_shows_its_progress_until_it_has_ended(
         assert await tab.evaluate("document.querySelector('[name=reason]').value") == "ticket 7"
         (job,) = await broker.bulk.list()
         assert (job.state, job.done) == ("done", 50)
+
+
+async def test_open_page_of_a_message_shows_that_it_became_a_dead_letter(
+    mock_clock: trio.testing.MockClock, chromium: Chromium
+) -> None:
+    """B14: the link on it leads to the dead letter, which may be sent back there."""
+    async with at_the_console(chromium) as (world, broker, tab):
+        names = {"topic": "mails", "subscription": "s"}
+        await broker.admin("subscriptions.create", **names, policy={"max_deliveries": 1})
+        await (await broker.producer("mails")).send(b"m")
+        await tab.open("/messages/public/default/mails@0")
+        await tab.follows()
+        async with broker.consumer("mails", "s") as inbox:
+            (message,) = await arrived(inbox)
+            await message.reject("no such customer")
+            for _ in range(5):
+                await world.clock.advance(seconds=2)
+        await tab.shows("a consumer rejected it: no such customer")
+        await tab.click("text=Dead letter 0")
+        await tab.shows("Send back", "main")
 
 
 async def test_new_message_has_the_time_that_the_page_showed_before(

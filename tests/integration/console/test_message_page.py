@@ -44,7 +44,55 @@ async def test_message_is_shown_with_its_state_in_each_subscription(
                 assert "2.0 s overdue" in text  # for the subscription without a consumer
                 await inbox.ack([message])
                 await world.clock.settle()
-                assert "A consumer acknowledged it." in await visitor.text(page)
+                text = await visitor.text(page)
+                assert "billing shared acknowledged not kept – not kept" in text
+                assert "A consumer acknowledged it." in text
+                assert "The broker keeps neither which nor when." in text
+
+
+async def test_message_that_became_a_dead_letter_says_when_why_and_where_it_is(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B14: of each subscription, until the dead letter is gone."""
+    async with testing.start() as world, world.connect() as broker:
+        policy = {"max_deliveries": 1, "expired_to_dead_letter": True}
+        for subscription in ("billing", "mails"):
+            names = {"topic": "orders", "subscription": subscription}
+            await broker.admin("subscriptions.create", **names, policy=policy)
+        producer = await broker.producer("orders")
+        await producer.send(b"", key="order-7")
+        page, dead = f"/messages/{ORDERS}@0", f"/dead-letters/{ORDERS}/billing/0"
+        async with visiting(world) as visitor:
+            async with broker.consumer("orders", "billing") as inbox:
+                (message,) = await arrived(inbox)
+                await message.reject("no such customer")
+                await world.clock.advance(seconds=5)
+            text = await visitor.text(page)
+            assert "State due" in text  # for mails
+            assert "billing shared dead letter 1 – Thu 24 Dec 2026 12:00:00 5.0 s ago" in text
+            assert "Given up: a consumer rejected it: no such customer. Dead letter 0" in text
+            assert f'href="{dead}"' in (await visitor.get(page)).text
+            assert f'href="{page}"' in (await visitor.get(dead)).text
+            of_letter = (await visitor.get(f"/messages/{ORDERS}-billing-DLQ@0")).text
+            assert f'href="{dead}?in=' in of_letter
+            ttl = {"ttl_ms": 60_000}
+            await broker.admin("namespaces.update", namespace="public/default", policy=ttl)
+            await world.clock.advance(minutes=5)
+            text = await visitor.text(page)
+            assert "State dead letter" in text
+            assert "Given up: it expired. Dead letter 0" in text
+            names = {"topic": "orders", "subscription": "billing"}
+            assert await broker.admin("dlq.redrive", **names) == {"redriven": 1}
+            await world.clock.settle()
+            text = await visitor.text(page)
+            assert "billing shared acknowledged not kept" in text
+            assert "its dead letter was sent back or deleted" in text
+            text = await visitor.text(f"/messages/{ORDERS}-billing-DLQ@0")
+            assert "The dead letter was sent back or deleted." in text
+            # An administrator finds who did that, and when.
+            assert "audit log of the topic" in text
+            audit = await visitor.text(f"/audit?object={ORDERS}")
+            assert "dlq.redrive" in audit
 
 
 async def test_dead_letter_links_to_its_original_message(

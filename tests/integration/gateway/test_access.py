@@ -19,6 +19,7 @@ import trio
 import escapement
 from escapement.access.token import Token
 from escapement.client.connection.token_source import TOKEN_VARIABLE
+from escapement.errors import RemoteProtocolError
 from support.certificates import Authority
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
 from support.processes.http_server import COMMAND, HttpServerProcess, gateway_process
@@ -201,6 +202,27 @@ async def test_https_with_a_certificate(broker: BrokerProcess, tmp_path: Path) -
         async with gateway.client(TOPIC) as distrustful:
             with pytest.raises(httpx.ConnectError):
                 await distrustful.get("messages")
+
+
+async def test_client_of_a_broker_is_told_that_an_http_server_answers(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """B15: the error says which port to give, with and without TLS."""
+    authority = Authority(tmp_path)
+    files = authority.certify("127.0.0.1")
+    with_tls = ["--tls-cert", files.cert, "--tls-key", files.key]
+    for scheme, options, trust in (
+        ("escapement", [], {}),
+        ("escapements", with_tls, {"ca_file": authority.ca}),
+    ):
+        with gateway_process(tmp_path, broker.url, *options) as gateway:
+            url = f"{scheme}://{gateway.url.partition('://')[2]}"
+            with pytest.raises(RemoteProtocolError) as refused:
+                async with escapement.connect(url, **trust):
+                    pass
+            said = str(refused.value)
+            assert said.startswith(f"an HTTP server answers at {url}, not a broker. ")
+            assert "its port is 7650 unless --listen names another" in said
 
 
 async def test_certificate_of_the_gateway_is_not_lent(tmp_path: Path) -> None:

@@ -37,16 +37,11 @@ async def begin(http: httpx.AsyncClient) -> None:
 
 
 async def count(http: httpx.AsyncClient, verb: str, *offsets: int, **arguments: Any) -> int:
-    """Acknowledge or extend messages, and return how many of them were changed."""
+    """Acknowledge, extend or give back messages, and return how many of them were changed."""
     answer = await http.post(HERE + verb, json={"offsets": offsets} | arguments)
     assert answer.status_code == 200, answer.text
     changed: int = answer.json()["count"]
     return changed
-
-
-async def give_back(http: httpx.AsyncClient, verb: str, *offsets: int, **arguments: Any) -> None:
-    answer = await http.post(HERE + verb, json={"offsets": offsets} | arguments)
-    assert answer.status_code == 204, answer.text
 
 
 async def consumers(broker: escapement.Broker, topic: str) -> int:
@@ -114,17 +109,46 @@ async def test_messages_are_given_back_and_extended(gateway: HttpServerProcess) 
         assert await count(http, "extend", first["offset"], wait="1h") == 1
         assert await receive(http, "1500ms") == []
         began_s = trio.current_time()
-        await give_back(http, "nack", 0, delay="400ms")
+        assert await count(http, "nack", 0, delay="400ms") == 1
         (second,) = await receive(http)
         assert trio.current_time() - began_s >= 0.4
         assert (second["attempt"], second["redelivered"]) == (2, True)
-        await give_back(http, "release", 0)
+        assert await count(http, "release", 0) == 1
         (third,) = await receive(http, ack_wait="500ms")
         assert (third["attempt"], third["redelivered"]) == (2, True)
         (fourth,) = await receive(http)  # after the ack wait
         assert fourth["attempt"] == 3
         assert await count(http, "ack", 0) == 1
         assert await count(http, "extend", 0, wait="1h") == 0
+
+
+@pytest.mark.parametrize("verb", ["nack", "reject", "release"])
+async def test_only_messages_in_flight_are_given_back_and_counted(
+    broker: BrokerProcess, gateway: HttpServerProcess, verb: str
+) -> None:
+    """B15: not those that were acknowledged, never received, or whose ack wait has passed."""
+    topic = f"shop/eu/counted-{verb}"
+    async with (
+        escapement.connect(broker.url, settings=PATIENT) as native,
+        gateway.client(topic) as http,
+    ):
+        await begin(http)
+        for content in ("in flight", "acknowledged"):
+            await publish(http, content)
+        got = await receive(http, max_messages=1) + await receive(http, max_messages=1)
+        assert [one["offset"] for one in got] == [0, 1]
+        assert await count(http, "ack", 1) == 1
+        await publish(http, "not due", delay="1h")
+        later = {} if verb == "reject" else {"delay": "1h"}
+        assert await count(http, verb, 0, 1, 2, 99, **later) == 1
+        assert await count(http, verb, 0, **later) == 0
+        await publish(http, "late")
+        (late,) = await receive(http, ack_wait="100ms")
+        async with native.consumer(topic, "s") as other:
+            with trio.fail_after(SOON_S):
+                again = await anext(other)  # after the ack wait
+            assert again.offset == late["offset"] == 3
+            assert await count(http, verb, 3) == 0
 
 
 async def test_rejected_message_becomes_a_dead_letter_with_its_detail(
@@ -141,7 +165,7 @@ async def test_rejected_message_becomes_a_dead_letter_with_its_detail(
         (message,) = await receive(http)
         long = await http.post(HERE + "reject", json={"offsets": [0], "detail": "x" * 201})
         assert (long.status_code, long.json()["code"]) == (400, "invalid_request")
-        await give_back(http, "reject", message["offset"], detail="no such customer")
+        assert await count(http, "reject", message["offset"], detail="no such customer") == 1
         names = {"topic": topic, "subscription": "s"}
         with trio.fail_after(30):
             while not (letters := await native.admin("dlq.list", **names)):

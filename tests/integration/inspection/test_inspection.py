@@ -110,8 +110,7 @@ async def test_peek_reads_in_bounded_pages(
 ) -> None:
     """B6, invariant 9: each request looks at a bounded number of messages, also for a rare key."""
     monkeypatch.setattr(search, "_STEP_KEYS", 64)
-    monkeypatch.setattr(search, "_PAGE_KEYS", 128)
-    monkeypatch.setattr(search, "_PAGE_MESSAGES", 100)
+    monkeypatch.setattr(search, "PAGE", search.PAGE._replace(keys=128, messages=100))
     monkeypatch.setattr(search, "_READ_MESSAGES", 16)
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")

@@ -214,7 +214,7 @@ async def test_selection_reports_progress_page_by_page(
         assert len(await broker.select("t", progress=told.append)) == 12
         assert told == []
         monkeypatch.setattr(search, "_STEP_KEYS", 5)
-        monkeypatch.setattr(search, "_PAGE_KEYS", 5)
+        monkeypatch.setattr(search, "PAGE", search.PAGE._replace(keys=5))
         assert len(await broker.select("t", progress=told.append)) == 12
         assert told == sorted(told)
         assert told[0] < 12

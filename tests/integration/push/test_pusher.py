@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -160,6 +163,47 @@ async def test_breaker_stops_posts_and_sends_one_probe(
         push.stop.set()
 
 
+async def test_process_that_cannot_reach_an_endpoint_does_not_stop_the_others(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: it lacks the authority of the endpoint. The others post during its pause."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        blind = replace(push.config, authorities=ssl.create_default_context())
+        await (await push.broker.producer("x")).send_many([b"%d" % n for n in range(50)])
+        await nursery.start(partial(push.run, config=blind))
+        await push.until(lambda row: row["nacked"] == FAILURES and row["in_flight"] == 0)
+        began_ms = push.world.clock.now_ms()
+        await nursery.start(push.run)
+        await push.until(lambda row: row["acknowledged"] == 50 - FAILURES)
+        assert push.world.clock.now_ms() == began_ms
+        assert len(push.server.posts) == 50 - FAILURES
+        # The pause of the first process is over. The other one posts what that process gave back.
+        await push.world.clock.advance(seconds=60)
+        await push.until(lambda row: row["unacknowledged"] == 0)
+        push.stop.set()
+
+
+async def test_each_process_spares_a_failing_endpoint(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B16: two processes together make twice the failed posts, and two probes for each pause."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        push.server.usual = status(500)
+        await (await push.broker.producer("x")).send_many([b"%d" % n for n in range(100)])
+        await nursery.start(push.run)
+        await nursery.start(push.run)
+        for posts, pause_ms in ((2 * FAILURES, FIRST_PAUSE_MS), (2 * FAILURES + 2, 1)):
+            await push.until(
+                lambda row, posts=posts: row["nacked"] == posts and row["in_flight"] == 0
+            )
+            await push.world.clock.advance(ms=pause_ms - 1)
+            assert len(push.server.posts) == posts
+            await push.world.clock.advance(ms=1)
+        push.stop.set()
+
+
 async def test_posts_in_progress_start_slowly_and_stay_within_the_concurrency(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
@@ -259,6 +303,27 @@ async def test_pusher_follows_changes_of_its_targets(
         await push.broker.admin("subscriptions.delete", **NAMES)
         await followed()
         assert await push.broker.admin("subscriptions.list", topic="x") == []
+        push.stop.set()
+
+
+async def test_posts_that_a_broker_has_ended_begin_again_after_half_a_minute(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B16: the subscription was deleted and created again, with its target."""
+    async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
+        await push.create()
+        await nursery.start(push.run)
+        await push.until(lambda row: len(row["consumers"]) == 1)
+        await push.broker.admin("subscriptions.delete", **NAMES, force=True)
+        while "posts end, and begin again in 30 s" not in caplog.text:
+            await trio.lowlevel.checkpoint()
+        await push.create()
+        await (await push.broker.producer("x")).send(b"1")
+        await push.world.clock.advance(ms=29_999)
+        assert (await push.state())["consumers"] == []
+        await push.world.clock.advance(seconds=REFRESH_S)
+        (post,) = await push.server.until(1)
+        assert post.body == b"1"
         push.stop.set()
 
 

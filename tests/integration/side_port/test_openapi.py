@@ -76,6 +76,7 @@ def requests(table: str) -> list[tuple[str, dict[str, Any]]]:
         ("subscriptions.seek", {"topic": "x", "subscription": "new", "position": "earliest"}),
         ("subscriptions.delete", {"topic": "x", "subscription": "new"}),
         ("dlq.list", SUBSCRIPTION),
+        ("dlq.find", {**SUBSCRIPTION, "offset": 1}),
         ("dlq.show", {**SUBSCRIPTION, "offset": 0}),
         ("dlq.count", SUBSCRIPTION),
         ("dlq.redrive", {**SUBSCRIPTION, "count": 1}),

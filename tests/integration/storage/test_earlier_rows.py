@@ -69,16 +69,63 @@ class Recorded:
         return self._connection.execute(sql, params, into)
 
 
-def test_rows_due_first_are_found_by_an_index_of_the_database(opened: OpenLog) -> None:
+@pytest.fixture
+def recorded(opened: OpenLog) -> Recorded:
+    return Recorded(opened.connection)
+
+
+def test_rows_due_first_are_found_by_an_index_of_the_database(
+    opened: OpenLog, recorded: Recorded
+) -> None:
     """B5: the database reads the rows that are due, and not the whole table."""
     for number in range(1_000):
         write(opened, 2, number, 10_000 + number, 1)
-    recorded = Recorded(opened.connection)
+    before = rows_read(opened)
     rows = EarlierRows(opened.log.generations, 4)
     assert len(list(rows.due_between(cast(Connection, recorded), 0, 10_010))) == 10
+    assert rows_read(opened) - before <= 2 * 10
+    for plan in plans(opened, recorded):
+        assert f"{opened.log.current.table(2)}_due" in plan.split(), plan
+
+
+@pytest.mark.parametrize("until_ms", [10_001, 20_000])
+def test_page_begins_at_its_first_row_among_many_with_the_same_due_time(
+    opened: OpenLog, recorded: Recorded, until_ms: int
+) -> None:
+    """B5: no page reads the rows of the pages before it again, which all have its due time."""
+    for number in range(1_000):
+        write(opened, 2, number, 10_000, 1)
+    before = rows_read(opened)
+    rows = EarlierRows(opened.log.generations, 4)
+    heads = rows.due_between(cast(Connection, recorded), 0, until_ms)
+    assert [head.key.base_offset for head in heads] == list(range(1_000))
+    assert rows_read(opened) - before <= 1_000 + 20
+    # The first page begins at a due time. The last two look for other topics and due times.
+    for plan in plans(opened, recorded)[1:-2]:
+        assert "(min_due_ms=? AND topic_id=? AND base_offset>?)" in plan, plan
+
+
+def rows_read(opened: OpenLog) -> int:
+    """Return how many rows MySQL has read for this connection, one after another in an index.
+
+    SQLite does not count them; :func:`plans` tells how it reads.
+    """
+    if opened.engine.kind == "sqlite":
+        return 0
+    sql = "SHOW SESSION STATUS LIKE 'Handler_read_next'"
+    ((_, count),) = opened.connection.execute(sql).rows
+    return int(count)
+
+
+def plans(opened: OpenLog, recorded: Recorded) -> list[str]:
+    """Return how SQLite finds the rows of each recorded statement about topic 2."""
+    if opened.engine.kind != "sqlite":
+        return []
     table = opened.log.current.table(2)
-    for sql, params in (one for one in recorded.statements if table in one[0]):
-        explain = "EXPLAIN QUERY PLAN" if opened.engine.kind == "sqlite" else "EXPLAIN"
-        (row,) = opened.connection.execute(f"{explain} {sql}", params).rows
-        index = f"{table}_due" if opened.engine.kind == "sqlite" else "due"
-        assert index in " ".join(map(str, row)).split(), row
+    found = []
+    for sql, params in recorded.statements:
+        if table in sql:
+            (row,) = opened.connection.execute(f"EXPLAIN QUERY PLAN {sql}", params).rows
+            found.append(" ".join(map(str, row)))
+    assert found, "no statement was about the topic"
+    return found

@@ -206,7 +206,7 @@ def test_reconnected_connection_replaces_the_recorded_one(
     held = acquire(ready, ONE)
     other = ready.connect()
     lease.enter(ready, connection, held)
-    lease.enter(ready, other, held, replaces=connection.id)
+    lease.enter(ready, other, held, replaces=[connection.id])
     ((text,),) = connection.execute("SELECT connection_ids FROM brokers").rows
     assert text == (str(other.id) if other.id else "")
     other.close()

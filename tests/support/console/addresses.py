@@ -14,7 +14,7 @@ _SCHEDULE: Final = "/schedules/shop/eu/nightly-report"
 _EXAMPLES: Final[dict[str, list[str]]] = {
     "/": ["/", "/?by=day&where=shop/us", f"/?by=minute&where={RETURNS}"],
     "/find": [f"/find?where={ORDERS}", "/find", f"/find?where={ORDERS}&state=in-retry"],
-    "/messages/{id:path}": [f"/messages/{_MESSAGE}"],
+    "/messages/{id:path}": [f"/messages/{_MESSAGE}", f"/messages/{MAILS}@0"],  # a dead letter
     "/groups/{topic:path}/{group}": [f"/groups/{ORDERS}/sale"],
     "/jobs": ["/jobs"],
     "/jobs/{topic:path}/{id}": [f"/jobs/{RETURNS}/1"],

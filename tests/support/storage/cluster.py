@@ -20,6 +20,7 @@ from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.runners import Runners
+from escapement.broker.shared_parts import SharedParts
 from escapement.client.connect import Connecting
 from escapement.client.connection.address import Address, Addresses
 from escapement.client.connection.lines import Lines
@@ -196,7 +197,7 @@ class Cluster:
             Runners.all_by(inline),
             self.config,
             bundle_id,
-            node.output,
+            SharedParts(output=node.output),
         )
         broker.directory = self
         with trio.CancelScope() as incarnation:
@@ -247,7 +248,7 @@ class Dialled(Protocol):
 
 
 def connected(
-    found: Dialled, *addresses: str, token: str | None = None
+    found: Dialled, *addresses: str, token: str | None = None, observer: bool = False
 ) -> AbstractAsyncContextManager[escapement.Broker]:
     """Connect a client by these addresses."""
 
@@ -256,7 +257,7 @@ def connected(
 
     given = Addresses.parse("escapement://" + ",".join(addresses or ("a",)))
     source = TokenSource(token, None)
-    settings = Settings(heartbeat_s=None)
+    settings = Settings(heartbeat_s=None, observer=observer)
     return Connecting(Lines(dial, given, "", settings, source, clock_s=found.clock.elapsed_s))
 
 

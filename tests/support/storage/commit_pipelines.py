@@ -12,13 +12,15 @@ import trio
 
 from escapement.errors import EscapementError, OutcomeUnknown
 from escapement.message import NO_TIMES, Blobs, MessageBatch, Times
-from escapement.storage import lease, schema
+from escapement.storage import lease, members, schema
 from escapement.storage.blocking import Run, inline
+from escapement.storage.bundles import set_bundle_count
 from escapement.storage.catalog import catalog
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.items import Append
 from escapement.storage.commit.lane import State
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.engine.base import (
     Connection,
     Engine,
@@ -215,15 +217,16 @@ class House:
     """A pipeline, its log, and a record of its commits and states."""
 
     def __init__(
-        self, engine: Engine, owner: str, clock: HandClock, run: Run, options: dict[str, Any]
+        self, engine: Engine, held: Lease, clock: HandClock, run: Run, options: dict[str, Any]
     ) -> None:
         self.engine = engine
         self.clock = clock
-        schema.migrate(engine)
-        self.lease: Lease = lease.acquire(engine, Identity(owner, owner), LEASE_MS, clock)
+        self.lease = held
+        self.scope = trio.CancelScope()  # of the pipeline, if it shares transactions
+        self.ended: EscapementError | None = None  # the error that ended that pipeline
         with self.connection() as connection:
             self.log = Log.open(engine, connection, self.lease, 2, clock.now_ms())
-            self.state = load_state(connection)
+            self.state = load_state(connection, held.bundle_id)
         self.groups: list[Group] = []
         self.states: list[State] = []
         self._progress = trio.lowlevel.ParkingLot()
@@ -258,7 +261,8 @@ class House:
             namespace = (
                 there[0] if there else catalog.create_namespace(connection, "t", "n", now_ms)
             )
-            return catalog.create_topic(connection, namespace.id, name, now_ms)
+            bundle_id = self.lease.bundle_id
+            return catalog.create_topic(connection, namespace.id, name, now_ms, bundle_id)
 
         record = await self.pipeline.transact(create)
         self.pipeline.open_topic(record.id, 0)
@@ -318,10 +322,64 @@ async def committing(
     **options: Any,
 ) -> AsyncIterator[House]:
     """Run a pipeline, and cancel it at the end, as a broker does that stops at once."""
-    house = House(engine, owner, clock or HandClock(), run, options)
+    clock = clock or HandClock()
+    schema.migrate(engine)
+    held = lease.acquire(engine, Identity(owner, owner), LEASE_MS, clock)
+    house = House(engine, held, clock, run, options)
     async with trio.open_nursery() as nursery:
         await nursery.start(house.pipeline.run)
         yield house
+        nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def sharing(
+    engine: Engine,
+    count: int = 2,
+    *,
+    run: Run = inline,
+    connections: int = 2,
+    max_commits_per_second: float | None = None,
+) -> AsyncIterator[tuple[list[House], trio.CancelScope]]:
+    """Run the pipelines of several bundles of a process. They share transactions.
+
+    Yields them, and the scope that ends the sharing. If a pipeline ends, the others go on.
+    """
+    clock = HandClock()
+    schema.migrate(engine)
+    set_bundle_count(engine, count)
+    member = members.register(engine, Identity("one", "one"), LEASE_MS, clock)
+    shared = SharedWriter(engine, run, connections, max_commits_per_second)
+    houses = [
+        House(
+            engine,
+            lease.take(engine, member, clock, bundle_id),
+            clock,
+            run,
+            {"shared": shared, "max_lanes": 1},
+        )
+        for bundle_id in range(count)
+    ]
+    scope = trio.CancelScope()
+
+    async def share() -> None:
+        with scope:
+            await shared.run(member)
+
+    async def commit(
+        house: House, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        try:
+            with house.scope:
+                await house.pipeline.run(task_status)
+        except EscapementError as error:
+            house.ended = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(share)
+        for house in houses:
+            await nursery.start(commit, house)
+        yield houses, scope
         nursery.cancel_scope.cancel()
 
 
@@ -357,7 +415,9 @@ def stored(engine: Engine) -> dict[int, list[bytes]]:
                 assert row.key.base_offset == len(payloads), "a gap or an overlap in the log"
                 payloads += row.content.batch().payloads.to_list()
                 keys.append(row.key)
-        named = [key for row in journal.read(connection, 0) for key in row.entry.rows]
+        bundles = connection.execute("SELECT bundle_id FROM leases").rows
+        entries = [row.entry for (id,) in bundles for row in journal.read(connection, id)]
+        named = [key for entry in entries for key in entry.rows]
         assert sorted(named) == sorted(keys), "the journal and the log do not agree"
         return found
     finally:

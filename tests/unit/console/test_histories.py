@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 
-from escapement.console.text.histories import cause, lateness, outcome
+from escapement.console.text.histories import cause, death, lateness, outcome
 from escapement.protocol.amend_status import AmendStatus
 
 
 def status(state: str, **others: Any) -> dict[str, Any]:
-    none = {"attempts": 0, "consumer": None, "since_at_ms": None, "until_at_ms": None}
+    none = {
+        "subscription": "s",
+        "attempts": 0,
+        "consumer": None,
+        "since_at_ms": None,
+        "until_at_ms": None,
+    }
     return {"state": state, **none, **others}
 
 
@@ -38,6 +44,22 @@ def test_cause_names_the_consumer() -> None:
 )  # fmt: skip
 def test_each_state_has_a_cause(state: str) -> None:
     assert cause(status(state)).endswith(".")
+
+
+def test_end_of_a_dead_letter_is_that_it_was_sent_back_or_deleted() -> None:
+    done = status("acknowledged", subscription="dead-letters")
+    assert cause(done, is_dead_letter=True).startswith("The dead letter was sent back or deleted.")
+    assert cause(done).startswith("A consumer acknowledged it.")
+    other = status("acknowledged", subscription="alerts")
+    assert cause(other, is_dead_letter=True) == cause(other)
+
+
+def test_death_has_the_detail_of_the_consumer() -> None:
+    assert death({"reason": "expired"}) == "it expired"
+    rejected = {"reason": "rejected", "detail": "no such shop"}
+    assert death(rejected) == "a consumer rejected it: no such shop"
+    assert death({"reason": "forged"}) == "forged"
+    assert death({}) == "unknown"
 
 
 def test_each_outcome_has_words() -> None:

@@ -82,7 +82,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"publishing"},
     {"inbox", "outbox"},
     {"bulk", "deletion", "lookout", "settlement"},
-    {"services"},
+    {"services", "shared_parts"},
     {"broker"},
     {"admin"},
     {"session", "side_port"},

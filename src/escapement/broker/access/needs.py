@@ -180,6 +180,7 @@ VERB_NEEDS: Final[dict[str, Row]] = {
     "subscriptions.seek": (topic("admin"),),
     "subscriptions.delete": (topic("admin"),),
     "dlq.list": (topic("peek"), topic("peek", "dead_letter_topic", optional=True)),
+    "dlq.find": (topic("peek"), topic("peek", "dead_letter_topic", optional=True)),
     "dlq.show": (topic("peek"), topic("peek", "dead_letter_topic", optional=True)),
     "dlq.count": (topic("peek"), topic("peek", "dead_letter_topic", optional=True)),
     "dlq.redrive": (topic("produce"), topic("cancel", "dead_letter_topic", optional=True)),

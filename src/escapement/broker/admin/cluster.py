@@ -58,11 +58,13 @@ class BundleCount(TypedDict):
 
 async def _status(broker: Broker, given: Arguments) -> ClusterStatus:
     given.end()
-    view = await broker.cluster.look()
+    return status_of(await broker.cluster.look(), broker.identity.owner_id)
+
+
+def status_of(view: ClusterView, here: str) -> ClusterStatus:
+    """Return the nodes and bundles as the node ``here`` tells them."""
     return {
-        "nodes": sorted(
-            (_node(broker, view, id) for id in view.nodes), key=lambda one: one["name"]
-        ),
+        "nodes": sorted((_node(here, view, id) for id in view.nodes), key=lambda one: one["name"]),
         "bundles": [_bundle(view, id) for id in sorted(view.bundles)],
         "hint": view.hint,
     }
@@ -71,13 +73,13 @@ async def _status(broker: Broker, given: Arguments) -> ClusterStatus:
 async def _drain(broker: Broker, given: Arguments) -> ClusterNode:
     node = given.text("node")
     given.end()
-    return _node(broker, *await broker.cluster.drain(node, True))
+    return _node(broker.identity.owner_id, *await broker.cluster.drain(node, True))
 
 
 async def _undrain(broker: Broker, given: Arguments) -> ClusterNode:
     node = given.text("node")
     given.end()
-    return _node(broker, *await broker.cluster.drain(node, False))
+    return _node(broker.identity.owner_id, *await broker.cluster.drain(node, False))
 
 
 async def _move(broker: Broker, given: Arguments) -> ClusterBundle:
@@ -93,7 +95,7 @@ async def _set_bundles(broker: Broker, given: Arguments) -> BundleCount:
     return {"bundles": count, "before": growth.before, "warning": growth.warning}
 
 
-def _node(broker: Broker, view: ClusterView, node_id: str) -> ClusterNode:
+def _node(here: str, view: ClusterView, node_id: str) -> ClusterNode:
     node = view.nodes[node_id]
     return {
         "id": node_id,
@@ -104,7 +106,7 @@ def _node(broker: Broker, view: ClusterView, node_id: str) -> ClusterNode:
         "bundles": view.bundles_of(node_id),
         "load_per_s": node.load_per_s,
         "left_ms": node.left_ms,
-        "here": node_id == broker.identity.owner_id,
+        "here": node_id == here,
     }
 
 

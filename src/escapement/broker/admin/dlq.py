@@ -1,4 +1,7 @@
-"""The administrative operations (*verbs*) on dead letters: count, list, show, redrive, purge."""
+"""The administrative operations (*verbs*) on dead letters.
+
+They count, list, find, show, redrive and purge them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 import numpy as np
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.conditions import take_span_and_key
 from escapement.broker.admin.content import MAX_MESSAGES, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
-from escapement.broker.inbox.dead_letters import Page, Whose
+from escapement.broker.inbox.dead_letter_topic import Whose
+from escapement.broker.inbox.dead_letters import Page
 from escapement.message import Int64s
 from escapement.names import TopicName
 
@@ -37,6 +42,14 @@ class DeadLetter(TypedDict):
     size_bytes: int
     properties: NotRequired[dict[str, Plain]]
     payload: bytes
+
+
+class FoundDeadLetters(TypedDict):
+    """The dead letters that a message has become, and where the search continues."""
+
+    dead_letters: list[DeadLetter]
+    next: list[int] | None
+    looked: int
 
 
 class DeadLetterCount(TypedDict):
@@ -83,6 +96,22 @@ async def _show(broker: Broker, given: Arguments) -> DeadLetter:
         page = await broker.services.dead_letters.show(whose, offset)
         async with broker.answering:
             return _rows(page, None)[0]
+
+
+async def _find(broker: Broker, given: Arguments) -> FoundDeadLetters:
+    whose = _whose(given)
+    offset = given.number("offset")
+    sought, after = take_span_and_key(given), given.delivery_key("after")
+    given.end()
+    letters, now_ms = broker.services.dead_letters, broker.clock.now_ms()
+    async with broker.look():
+        page, next, looked = await letters.find(whose, offset, sought, now_ms, after)
+        async with broker.answering:
+            return {
+                "dead_letters": [] if page is None else _rows(page, PREVIEW_BYTES),
+                "next": None if next is None else list(next),
+                "looked": looked,
+            }
 
 
 async def _count(broker: Broker, given: Arguments) -> DeadLetterCount:
@@ -156,6 +185,7 @@ _ORIGINAL: Final = ("topic", "offset", "due_at_ms")
 VERBS: Final[dict[str, Verb]] = {
     "dlq.count": _count,
     "dlq.list": _list,
+    "dlq.find": _find,
     "dlq.show": _show,
     "dlq.redrive": _redrive,
     "dlq.purge": _purge,

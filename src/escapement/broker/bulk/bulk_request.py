@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from escapement.broker.inbox.dead_letters import Whose
+from escapement.broker.inbox.dead_letter_topic import Whose
 from escapement.broker.topic.topic import Topic
 from escapement.names import TopicName
 from escapement.storage.bulk_change import Action, BulkChange, BulkState, Counts, Filter

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import trio
 
-from escapement.broker.inbox.dead_letters import DeadLetters, Whose
+from escapement.broker.inbox.dead_letter_topic import Whose
+from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import select
 from escapement.broker.log.backfill import Backfill

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from escapement.broker.inbox.dead_letters import DeadLetters, Whose
+from escapement.broker.inbox.dead_letter_topic import Whose
+from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.outcome import Outcome

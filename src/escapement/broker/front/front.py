@@ -20,6 +20,7 @@ from escapement.broker.front.lobby import First, Guest, Lobby
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.session import Choose, Session
 from escapement.broker.session.inbound import Inbound
+from escapement.broker.session.observers import Observers
 from escapement.broker.session.request_memory import RequestMemory
 from escapement.broker.session.tls_transport import TlsTransport
 from escapement.errors import Busy, EscapementError, ProtocolError
@@ -41,6 +42,7 @@ class Front:
       limits: the limits of all connections.
       output: the bound on queued output, which the brokers share.
       certificates: the TLS settings of new connections; None: connections have no TLS.
+      observers: admits clients that no broker serves; see ``Session``.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Front:
         limits: BrokerLimits,
         output: OutputBound,
         certificates: Certificates | None = None,
+        observers: Observers | None = None,
     ) -> None:
         self._choose = choose
+        self._observers = observers
         self._limits = limits
         self._output = output
         self._certificates = certificates
@@ -159,6 +163,7 @@ class Front:
             on_greeted=seat.greeted,
             certificate_role=certificate_role(stream),
             peer=peer or "",
+            observers=self._observers,
         )
         self._sessions.add(session)
         try:

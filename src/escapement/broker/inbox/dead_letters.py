@@ -19,14 +19,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import trio
 
+from escapement.broker.inbox.dead_letter_topic import DeadLetterTopic, Whose
 from escapement.broker.inbox.original_topics import OriginalTopics
 from escapement.broker.inspection.moved_keys import with_passed
+from escapement.broker.inspection.peek import peek
+from escapement.broker.inspection.search import Bounds, Sought
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.dead_letters import dead_letter
@@ -34,8 +37,7 @@ from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound, StorageUnavailable
-from escapement.message import Bools, Int64s, MessageBatch, Times
-from escapement.names import TopicName
+from escapement.message import Int64s, MessageBatch, Times
 from escapement.spread import places_ms, seeds
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.catalog.catalog import Namespace
@@ -48,6 +50,10 @@ from escapement.storage.offsets import OffsetSet
 # The most keys of the index, and the most bytes of payloads, that one step reads.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
+# The bounds of one search for the dead letters of a message. They keep it below 0.1 s.
+_FIND: Final = Bounds(keys=1 << 18, messages=1 << 13, size_bytes=32 << 20)
+# The most of these dead letters. A message has several if a seek delivered it again.
+_MOST_FOUND: Final = 16
 # The most redrives and purges in progress. Each has one step of dead letters in memory.
 _ENDING: Final = 4
 
@@ -67,40 +73,9 @@ class Page:
         return Page(self.due_ms[at], self.offsets[at], self.batch.take(at), origins)
 
 
-@dataclass(frozen=True, slots=True)
-class Whose:
-    """Names the subscription whose dead letters a request is about."""
-
-    topic: TopicName
-    subscription: str
-    # The dead-letter topic. None means the one that the subscription has now; it must exist then.
-    lie_in: TopicName | None = None
-
-    def __str__(self) -> str:
-        return f"{self.topic.full} {self.subscription}"
-
-
-@dataclass(frozen=True, slots=True)
-class _DeadLetterTopic:
-    """The dead-letter topic for one subscription, and its subscription ``dead-letters``."""
-
-    whose: Whose
-    topic: Topic
-    subscription: SharedSubscription
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the topic still has this subscription object.
-
-        It does not after a deletion of the subscription, or after a seek. A seek replaces the
-        object, and acknowledgements must go to the new one.
-        """
-        return self.topic.subscription(DEAD_LETTERS_SUBSCRIPTION) is self.subscription
-
-
 # Returns the inbox entries for the dead letters of a page that end now, by their offsets.
 _Entries = Callable[[Int64s], Sequence[InboxEntry]]
-_MakeEntries = Callable[[_DeadLetterTopic, Page], _Entries]
+_MakeEntries = Callable[[DeadLetterTopic, Page], _Entries]
 
 
 class DeadLetters:
@@ -183,6 +158,40 @@ class DeadLetters:
                 return page
         raise NotFound(f"{whose} has no dead letter at offset {offset}")
 
+    async def find(
+        self, whose: Whose, offset: int, sought: Sought, now_ms: int, after: Key = KEY_MIN
+    ) -> tuple[Page | None, Key | None, int]:
+        """Find the pending dead letters that a message has become, in a bounded search.
+
+        Args:
+          offset: the offset of the message in its topic.
+          sought: the span of time in which they are due, and the message's key if it has one.
+          after: the key to start from: the one that the previous call returned.
+
+        Returns:
+          Those found so far; the key to continue from (None: all were looked at); and how many keys
+          of the index were read.
+
+        Raises the errors of ``pages``.
+        """
+        dlq = await self._find(whose)
+        if dlq is None:
+            return None, None, 0
+        await dlq.topic.index_backfill.whole_index()
+        origin = dead_letter.origin_of(whose.topic, whose.subscription, offset)
+        found = await peek(
+            dlq.topic,
+            self._index,
+            self._run,
+            now_ms,
+            replace(sought, properties=origin),
+            _MOST_FOUND,
+            after,
+            _FIND,
+        )
+        page = await self._mine(dlq, found.due_ms, found.offsets, found.batch)
+        return page, found.next, found.looked
+
     async def redrive(
         self, whose: Whose, only: Int64s | None, most: int, spread_ms: int = 0
     ) -> int:
@@ -252,7 +261,7 @@ class DeadLetters:
         dlq = await self._find(whose)
         return await self._end(dlq, only, most, lambda dlq, page: lambda fresh: ())
 
-    async def _find(self, whose: Whose) -> _DeadLetterTopic | None:
+    async def _find(self, whose: Whose) -> DeadLetterTopic | None:
         """Return the dead-letter topic; None if it or its ``dead-letters`` does not exist yet.
 
         Raises the errors of ``pages``.
@@ -264,11 +273,11 @@ class DeadLetters:
                 return None
         found = self._registry.topic(lie_in)
         subscription = found.shared.get(DEAD_LETTERS_SUBSCRIPTION)
-        return None if subscription is None else _DeadLetterTopic(whose, found, subscription)
+        return None if subscription is None else DeadLetterTopic(whose, found, subscription)
 
     async def _end(
         self,
-        dlq: _DeadLetterTopic | None,
+        dlq: DeadLetterTopic | None,
         only: Int64s | None,
         most: int,
         dead_letters: _MakeEntries,
@@ -300,7 +309,7 @@ class DeadLetters:
         return ended
 
     async def _pages(
-        self, dlq: _DeadLetterTopic | None, only: Int64s | None, at: Key = KEY_MIN
+        self, dlq: DeadLetterTopic | None, only: Int64s | None, at: Key = KEY_MIN
     ) -> AsyncGenerator[Page, None]:
         """Yield the pending dead letters in steps. Each step is read when the caller asks for it.
 
@@ -338,24 +347,24 @@ class DeadLetters:
                 if len(page.offsets):
                     yield page
 
-    async def _fetch(self, dlq: _DeadLetterTopic, due_ms: Int64s, offsets: Int64s) -> Page:
+    async def _fetch(self, dlq: DeadLetterTopic, due_ms: Int64s, offsets: Int64s) -> Page:
         # The index may no longer have dead letters that were acknowledged since their keys were
         # read.
-        here = _here(dlq.topic, dlq.subscription, due_ms, offsets)
+        here = dlq.pending(due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
         fetch = self._index.fetch(dlq.topic.id, due_ms, offsets)
         batch = await read_from(fetch, self._run, fetch.read)
         return await self._mine(dlq, due_ms, offsets, batch)
 
     async def _mine(
-        self, dlq: _DeadLetterTopic, due_ms: Int64s, offsets: Int64s, batch: MessageBatch
+        self, dlq: DeadLetterTopic, due_ms: Int64s, offsets: Int64s, batch: MessageBatch
     ) -> Page:
         """Return the dead letters of the subscription among these messages, if they are pending."""
         # Decoding the properties of a page may take some 100 ms.
         origins = await self._run(dead_letter.origins, batch)
         theirs = {"topic": dlq.whose.topic.full, "subscription": dlq.whose.subscription}
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
-        at = np.flatnonzero(mine & _here(dlq.topic, dlq.subscription, due_ms, offsets))
+        at = np.flatnonzero(mine & dlq.pending(due_ms, offsets))
         return Page(due_ms, offsets, batch, origins).pick(at)
 
 
@@ -367,7 +376,7 @@ def _redriving(spread_ms: int, passed_ms: int = 0) -> _MakeEntries:
       passed_ms: how much of the span has passed already.
     """
 
-    def dead_letters(dlq: _DeadLetterTopic, page: Page) -> _Entries:
+    def dead_letters(dlq: DeadLetterTopic, page: Page) -> _Entries:
         source = f"redrive/{dlq.subscription.record.id}"
         back = dead_letter.restored(page.batch)
 
@@ -384,17 +393,3 @@ def _redriving(spread_ms: int, passed_ms: int = 0) -> _MakeEntries:
         return written
 
     return dead_letters
-
-
-def _here(topic: Topic, subscription: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:
-    """Return which keys are the current keys of pending dead letters; bool[n].
-
-    Old keys of rescheduled dead letters are not current. Cancelled dead letters are not pending,
-    unless ``dead-letters`` still holds them.
-    """
-    here = ~subscription.acked.contains(offsets)
-    uncancelled = topic.amendments.uncancelled(offsets)
-    if uncancelled is not None:
-        here &= uncancelled | subscription.holds(offsets)
-    stale = topic.amendments.moves.stale(due_ms, offsets)
-    return here if stale is None else here & ~stale

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.broker.inspection.search import Search, Sought
+from escapement.broker.inspection.search import Bounds, Search, Sought
 from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Bools, Int64s, MessageBatch
 from escapement.storage.blocking import Run
@@ -50,6 +50,7 @@ async def peek(
     sought: Sought,
     count: int,
     after: Key = KEY_MIN,
+    bounds: Bounds | None = None,
 ) -> Peeked:
     """Return the first pending messages that match, in one page.
 
@@ -60,8 +61,9 @@ async def peek(
       sought: the conditions that the messages must fulfil.
       count: the most messages to return.
       after: the key at which the page begins.
+      bounds: what to read for it, at most; None: ``PAGE``.
     """
-    search, page = Search(topic, index, run, now_ms, sought), _Page(count)
+    search, page = Search(topic, index, run, now_ms, sought, bounds), _Page(count)
     begin = at = max(after, sought.start)
     while at < sought.stop and not (page.is_full or search.has_read_enough):
         here = at

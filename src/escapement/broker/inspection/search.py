@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import trio
@@ -28,14 +28,22 @@ from escapement.traits import may_have_key
 
 # Keys read in one step. Many of them may be of finished messages.
 _STEP_KEYS: Final = 16_384
-# The most keys, and the most messages, read for one page. Reading either number takes a quarter of
-# a second.
-_PAGE_KEYS: Final = 1 << 20
-_PAGE_MESSAGES: Final = 1 << 16
 # The most messages, and the most bytes, that are read and compared at once.
 _READ_MESSAGES: Final = 2_048
 _READ_BYTES: Final = 4 * 1024 * 1024
 _ANY_OFFSET: Final = (1 << 63) - 1
+
+
+class Bounds(NamedTuple):
+    """The most keys of the index, messages, and bytes of messages that are read for one page."""
+
+    keys: int
+    messages: int
+    size_bytes: int
+
+
+# Reading each of these takes a quarter of a second.
+PAGE: Final = Bounds(keys=1 << 20, messages=1 << 16, size_bytes=256 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +96,18 @@ class Search:
     """The search that answers one request with a page. It counts the keys and messages it reads."""
 
     def __init__(
-        self, topic: Topic, index: DelayedIndex, run: Run, now_ms: int, sought: Sought
+        self,
+        topic: Topic,
+        index: DelayedIndex,
+        run: Run,
+        now_ms: int,
+        sought: Sought,
+        bounds: Bounds | None = None,
     ) -> None:
         self.looked = 0  # number of keys read
         self._messages = 0  # number of messages read
+        self._size_bytes = 0  # and their size
+        self._bounds = bounds or PAGE
         self._topic = topic
         self._index = index
         self._run = run
@@ -100,8 +116,13 @@ class Search:
 
     @property
     def has_read_enough(self) -> bool:
-        """Whether the most keys or the most messages of a page were read."""
-        return self.looked >= _PAGE_KEYS or self._messages >= _PAGE_MESSAGES
+        """Whether as much was read as one page may."""
+        most = self._bounds
+        return (
+            self.looked >= most.keys
+            or self._messages >= most.messages
+            or self._size_bytes >= most.size_bytes
+        )
 
     async def keys(self, start: Key, at: Key) -> tuple[Int64s, Int64s, Key]:
         """Return the next keys of pending messages that may match, and the key to continue at.
@@ -144,14 +165,20 @@ class Search:
         """
         self._messages += len(offsets)
         fetch = self._index.fetch(self._topic.id, due_ms, offsets)
-        return await self._run(self._read, fetch)
+        rows, batch, size_bytes = await self._run(self._read, fetch)
+        self._size_bytes += size_bytes
+        return rows, batch
 
-    def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:
-        """Read messages; return the rows of those that match, and these messages. Blocking."""
+    def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch, int]:
+        """Read messages. Blocking.
+
+        Returns:
+          The rows of those that match, these messages, and the size of all that were read.
+        """
         # The index may no longer have messages that finished since their keys were read.
         there, batch = fetch.read_there(0, _ANY_OFFSET)
         rows = np.arange(len(batch)) if there is None else there
         if not self._sought.by_content:
-            return rows, batch
+            return rows, batch, batch.size_bytes
         matching = self._sought.matching(batch)
-        return rows[matching], batch.take(matching)
+        return rows[matching], batch.take(matching), batch.size_bytes

@@ -30,7 +30,6 @@ from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
-from escapement.broker.limits import MIB
 from escapement.broker.lookout import Lookout
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
@@ -43,11 +42,14 @@ from escapement.broker.node.owned_bundle import OwnedBundle
 from escapement.broker.node.preparation import prepare
 from escapement.broker.node.reception import Reception
 from escapement.broker.runners import Runners
+from escapement.broker.session.observers import Observers
+from escapement.broker.shared_parts import SharedParts
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
 from escapement.storage.bundles import BUNDLES, CATALOG, PLACED, shared_numbers
 from escapement.storage.catalog.catalog import misplaced_topics
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.connection_pool import ConnectionPool
@@ -64,8 +66,6 @@ _LOOKS_PER_LEASE: Final = 10
 # How long a node keeps the list of topics that are in other bundles than their names say. It takes
 # some seconds to read if there are a million topics.
 _PLACE_S: Final = 10.0
-# The least memory of the index of one bundle. A single protocol frame would not fit into less.
-_LEAST_INDEX_BYTES: Final = 16 * MIB
 
 
 class Node:
@@ -105,7 +105,6 @@ class Node:
         self.directory = NodeDirectory(identity.owner_id)
         self.reception = Reception(self.directory, address, lambda: self.brokers)
         self._output = OutputBound(config.limits.output_bytes)
-        self.front = Front(self.reception.choose, config.limits, self._output, certificates)
         self._engine = engine
         self._data = data
         self._identity = identity
@@ -121,6 +120,12 @@ class Node:
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
         self._connections = ConnectionPool(engine)
+        self._shared_writer = SharedWriter(
+            engine, own.commits, config.limits.commit_lanes, config.max_commits_per_second
+        )
+        observers = Observers(engine, identity, clock, self._work, self._connections)
+        choose = self.reception.choose
+        self.front = Front(choose, config.limits, self._output, certificates, observers)
         self._lookout = Lookout(self._connections, clock, self._work, config.limits)
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
@@ -164,6 +169,7 @@ class Node:
                 await when_connected(lambda: self._work(self._prepare))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.membership.run)
+                    nursery.start_soon(self._shared_writer.run, self.membership.member)
                     nursery.start_soon(self._lookout.run)
                     nursery.start_soon(
                         self.reception.watch,
@@ -382,20 +388,22 @@ class Node:
                 await trio.sleep(self._look_s)  # the renewals of the membership report an outage
 
     def _make_broker(self, bundle_id: int) -> Broker:
-        limits = self.config.limits
-        share = max(limits.index_memory_bytes // self.directory.count, _LEAST_INDEX_BYTES)
+        count = self.directory.count
         broker = Broker(
             self._engine,
             index_directory(self._data, bundle_id),
             self._identity,
             self._clock,
             self._make_runners(),
-            replace(self.config, limits=replace(limits, index_memory_bytes=share)),
+            replace(self.config, limits=self.config.limits.of_bundle(count)),
             bundle_id,
-            output=self._output,
-            membership=self.membership,
-            connections=self._connections,
-            lookout=self._lookout,
+            SharedParts(
+                membership=self.membership,
+                connections=self._connections,
+                writer=None if count == 1 else self._shared_writer,
+                lookout=self._lookout,
+                output=self._output,
+            ),
         )
         broker.directory = self.directory
         self._catalog_readers.made(broker, self._catalog_version)

@@ -25,10 +25,12 @@ from escapement.broker.directory import Place
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.session.desks import Desks
 from escapement.broker.session.inbound import SMALL_READ_BYTES, Inbound, Intake
+from escapement.broker.session.observers import ObserverDesk, Observers
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import Waiting
 from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
+from escapement.broker.session.welcome import welcome_of
 from escapement.errors import (
     EscapementError,
     OtherDatabase,
@@ -42,28 +44,7 @@ from escapement.errors import (
 from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
-from escapement.protocol.limits import (
-    FEATURE_MOVED,
-    FEATURE_REASON,
-    LIMIT_BATCH_BYTES,
-    LIMIT_BATCH_MESSAGES,
-    LIMIT_BUNDLE,
-    LIMIT_BUNDLES,
-    LIMIT_DELAY_MS,
-    LIMIT_DETAIL,
-    LIMIT_EPOCH,
-    LIMIT_FRAME_BYTES,
-    LIMIT_LOG,
-    LIMIT_REASON,
-    LIMIT_REJECTS,
-    LIMIT_REPLACE_KEYS,
-    MAX_ACK_ROWS,
-    MAX_BATCH_MESSAGES,
-    MAX_DETAIL_CHARS,
-    MAX_FRAME_BYTES,
-    MAX_REASON_CHARS,
-    PROTOCOL_VERSION,
-)
+from escapement.protocol.limits import FEATURE_MOVED, FEATURE_OBSERVER, FEATURE_REASON
 
 _log = EventLog(__name__)
 
@@ -73,13 +54,11 @@ _TURN_COMMANDS: Final = 64
 _REQUESTS: Final = 64
 # How long a peer that may not be connected any more has to receive the reason.
 _DISMISSAL_S: Final = 1.0
-# Room that a frame needs beside the body of its batch: times, sequence, field headers.
-FRAME_MARGIN_BYTES: Final = 2 * 1024 * 1024
-MAX_BATCH_BYTES: Final = MAX_FRAME_BYTES - FRAME_MARGIN_BYTES
 
 
 # Returns the broker that serves a peer, by the features of its Hello, or where the peer finds it.
 Choose = Callable[[Mapping[str, Any]], Broker | wire.Moved]
+AnyDesk = Desks | ObserverDesk
 
 
 class Session:
@@ -98,6 +77,7 @@ class Session:
         on_greeted: Callable[[], None] = lambda: None,
         certificate_role: str | None = None,
         peer: str = "",
+        observers: Observers | None = None,
     ) -> None:
         """Create the session of a stream.
 
@@ -109,6 +89,8 @@ class Session:
           on_greeted: called when the handshake is done.
           certificate_role: the role that the client's verified certificate names, if it has one.
           peer: the address of the client, for the audit log.
+          observers: admits clients that no broker here serves, and that only ask for the state of
+            the cluster; None: no such clients.
         """
         if greet_by_s is None:
             greet_by_s = trio.current_time() + limits.handshake_timeout_s
@@ -117,6 +99,7 @@ class Session:
         self._choose = choose
         self._certificate_role = certificate_role
         self._peer = peer
+        self._observers = observers
         self._stream = stream
         self._limits = limits
         self._protocol = Connection("broker")
@@ -138,12 +121,12 @@ class Session:
         # Set when the handshake is done.
         self._broker: Broker | None = None
         self._caller: Caller | None = None
-        self._desks: Desks | None = None
+        self._desks: AnyDesk | None = None
         self._understands_moved = False
 
     @property
     def broker(self) -> Broker | None:
-        """The broker that serves this connection; None before the handshake is done."""
+        """The broker that serves this connection; None before the handshake, or for an observer."""
         return self._broker
 
     async def run(self) -> None:
@@ -228,7 +211,7 @@ class Session:
         self._reservations.give_up()
         nursery.cancel_scope.deadline = trio.current_time() + self._limits.handshake_timeout_s
 
-    async def _listen(self, nursery: trio.Nursery, desks: Desks) -> None:
+    async def _listen(self, nursery: trio.Nursery, desks: AnyDesk) -> None:
         """Handle commands until the connection ends. Raises ``TooSlowError`` for a silent peer."""
         silence = SilenceTimeout(self._limits.idle_timeout_s)
         nursery.start_soon(silence.watch)
@@ -268,8 +251,15 @@ class Session:
           WrongBundle: if this process has no broker for the peer, which does not understand Moved.
         """
         self._understands_moved = hello.features.get(FEATURE_MOVED) == 1
+        reason = reason_in(hello.features.get(FEATURE_REASON))
+        origin = Origin(hello.client, self._peer, reason)
         chosen = self._choose(hello.features)
         if isinstance(chosen, wire.Moved):
+            if self._observers is not None and hello.features.get(FEATURE_OBSERVER) == 1:
+                self._desks = await self._observers.admit(
+                    hello, self._certificate_role, origin, chosen.bundle, self._outbound
+                )
+                return
             text = f"Another broker owns bundle {chosen.bundle}. Its address: {chosen.address!r}."
             if not self._understands_moved:
                 raise WrongBundle(text, chosen.bundle)
@@ -279,8 +269,6 @@ class Session:
         if not chosen.is_serving:
             raise ShuttingDown("the broker is stopping")
         self._broker = chosen  # before the wait, so that the broker waits for this session
-        reason = reason_in(hello.features.get(FEATURE_REASON))
-        origin = Origin(hello.client, self._peer, reason)
         caller = Caller(chosen.services.access, self._certificate_role, origin)
         await caller.admit(hello.token)
         chosen.check_open()
@@ -288,22 +276,7 @@ class Session:
         understood = [name for name, value in hello.features.items() if value == 1]
         self._desks = Desks(chosen, self._outbound, self._limits, caller, understood)
         chosen.services.access.watch(self._access_changed)
-        limits = {
-            LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
-            LIMIT_BATCH_MESSAGES: MAX_BATCH_MESSAGES,
-            LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
-            LIMIT_DELAY_MS: self._limits.max_delay_ms,
-            LIMIT_REPLACE_KEYS: self._limits.replace_keys,
-            LIMIT_REJECTS: MAX_ACK_ROWS,
-            LIMIT_REASON: MAX_REASON_CHARS,
-            LIMIT_DETAIL: MAX_DETAIL_CHARS,
-            LIMIT_LOG: chosen.services.log_identity,
-            LIMIT_EPOCH: chosen.epoch,
-        }
-        if chosen.directory.count > 1:
-            limits |= {LIMIT_BUNDLES: chosen.directory.count, LIMIT_BUNDLE: chosen.bundle_id}
-        here = chosen.identity
-        self._outbound.send(wire.Welcome(PROTOCOL_VERSION, here.name, here.owner_id, limits))
+        self._outbound.send(welcome_of(chosen, self._limits))
 
     # -- access control ------------------------------------------------------------------
 
@@ -326,7 +299,7 @@ class Session:
         protocol = self._protocol
         await self._intake.room(protocol.unfinished_bytes, protocol.missing_bytes)
 
-    async def _handle_events(self, nursery: trio.Nursery, desks: Desks) -> None:
+    async def _handle_events(self, nursery: trio.Nursery, desks: AnyDesk) -> None:
         for turn in count(1):
             if turn % _TURN_COMMANDS == 0:
                 await trio.lowlevel.checkpoint()
@@ -343,7 +316,7 @@ class Session:
                 self._refuse(command, error)
             del command  # it may be large, and the next one may wait
 
-    async def _reserve(self, desks: Desks) -> None:
+    async def _reserve(self, desks: AnyDesk) -> None:
         """Reserve the memory of the next command, if it is carried out aside.
 
         For a small frame that is done when all of it is there, so that peers which send it slowly
@@ -358,7 +331,7 @@ class Session:
                 self._protocol.free_taken()
             await self._intake.reserve(size_bytes * kind.MEMORY_FACTOR)
 
-    async def _handle(self, command: wire.Command, nursery: trio.Nursery, desks: Desks) -> None:
+    async def _handle(self, command: wire.Command, nursery: trio.Nursery, desks: AnyDesk) -> None:
         kind = type(command)
         if in_turn := desks.in_turn.get(kind):
             await in_turn(command)
@@ -384,7 +357,9 @@ class Session:
         request_id = getattr(command, "request_id", 0)
         if not request_id:
             return
-        assert self._broker is not None
+        if self._broker is None:  # for an observer
+            self._outbound.send(wire.Refused.because(error, request_id=request_id))
+            return
         error = self._broker.checked(error)
         directory = self._broker.directory
         if (

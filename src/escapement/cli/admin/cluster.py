@@ -44,9 +44,10 @@ def show_status(admin: AdminCommand) -> None:
     "here" marks the node that answered. "load" is the number of messages per second that the node
     publishes and delivers. "left" is the time after which other nodes take the bundles of a node
     that does not renew its lease. A node of an earlier version may not tell its version ("-").
-    With -o json, ids are whole.
+    With -o json, ids are whole. Nodes without bundles answer too.
     """
-    admin.ask("cluster.status", print_status)
+    status = admin.work(lambda broker: broker.admin("cluster.status"), observer=True)
+    admin.tell(status, print_status)
 
 
 def print_status(status: dict[str, Any]) -> None:
@@ -75,7 +76,11 @@ def print_status(status: dict[str, Any]) -> None:
     print_rows(rows, _NODES, "no live nodes")
     click.echo()
     rows = [
-        {**one, "owner": name_of(one["owner_id"]), "pinned_to": name_of(one["pinned_to_id"])}
+        {
+            **one,
+            "owner": name_of(one["owner_id"]) or "no owner",
+            "pinned_to": name_of(one["pinned_to_id"]),
+        }
         for one in bundles
     ]
     print_rows(rows, _BUNDLES, "no bundles")

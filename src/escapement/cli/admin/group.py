@@ -47,9 +47,11 @@ class AdminCommand:
         """Whether answers are printed as JSON."""
         return self._output == "json"
 
-    def work(self, work: Callable[[Broker], Awaitable[Result]]) -> Result:
-        """Run ``work`` on a connection to the broker and return its result."""
-        return with_broker(self._at, work)
+    def work(
+        self, work: Callable[[Broker], Awaitable[Result]], *, observer: bool = False
+    ) -> Result:
+        """Run ``work`` on a connection to the broker and return its result; see ``Settings``."""
+        return with_broker(self._at, work, observer=observer)
 
     def answer(self, verb: str, **arguments: Any) -> Any:
         """Send ``verb`` to the broker and return its answer."""

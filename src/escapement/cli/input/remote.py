@@ -55,8 +55,12 @@ def broker_option(command: Command) -> Command:
     )(command)
 
 
-def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> Result:
+def with_broker(
+    at: Addresses, work: Callable[[Broker], Awaitable[Result]], *, observer: bool = False
+) -> Result:
     """Run ``work`` on a connection to the brokers at ``at`` and return its result.
+
+    ``observer`` is as in ``Settings``.
 
     Raises:
       EscapementError: if the broker cannot be reached, or refuses the work.
@@ -64,7 +68,7 @@ def with_broker(at: Addresses, work: Callable[[Broker], Awaitable[Result]]) -> R
 
     async def connected() -> Result:
         files = kept() if at.tls else {}
-        settings = Settings(reason=given_reason())
+        settings = Settings(reason=given_reason(), observer=observer)
         async with connect(
             str(at), name="cli", token_file=token_file(), settings=settings, **files
         ) as broker:

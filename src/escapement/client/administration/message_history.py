@@ -29,6 +29,7 @@ class SubscriptionStatus:
       yet.
     - acknowledged: a consumer acknowledged the message, or it was dead-lettered, or it expired
       or was dropped after an attempt. The broker does not keep which, so ``attempts`` is None.
+      ``await broker.admin("dlq.find", topic=…, subscription=…, offset=…)`` finds its dead letters.
     - lapsed: the message expired, or a backlog quota dropped it, before its first delivery.
     - cancelled: the message was cancelled before it was delivered to the subscription.
     """

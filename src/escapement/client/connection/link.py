@@ -37,7 +37,7 @@ from escapement.protocol.commands import (
     Welcome,
 )
 from escapement.protocol.connection import Connection
-from escapement.protocol.limits import PROTOCOL_VERSION
+from escapement.protocol.limits import DEFAULT_PORT, PROTOCOL_VERSION
 
 # The most bytes to read at a time: about as much as the kernel returns at once, and small enough
 # for fast allocation.
@@ -62,6 +62,9 @@ _CLOCK: Final = SystemClock()
 
 # The end of each error of a failed attempt to connect.
 _HINT: Final = "start a broker with `escapement serve`, or check the address"
+
+# The beginning of an HTTP server's answer to Hello, which is no request: 400 Bad Request.
+_HTTP: Final = b"HTTP/"
 
 # The exceptions that a stream raises if the connection has ended, or if it cannot be opened.
 _ENDS: Final = (
@@ -115,6 +118,7 @@ class Link:
 
         Raises:
           Disconnected: if the broker cannot be reached, or does not answer in time.
+          RemoteProtocolError: if an HTTP server answers.
           EscapementError: the broker's error, if it refuses the connection.
         """
         try:
@@ -122,7 +126,7 @@ class Link:
                 stream = await factory()
                 try:
                     hello = Hello(PROTOCOL_VERSION, client, dict(features or {}), token)
-                    found = await cls._greet(stream, hello)
+                    found = await cls._greet(stream, hello, address)
                     if isinstance(found, Moved):
                         await stream.aclose()
                     return found
@@ -143,11 +147,18 @@ class Link:
             raise Disconnected(f"cannot connect to {address}: {reason}; {_HINT}") from error
 
     @classmethod
-    async def _greet(cls, stream: Stream, hello: Hello) -> Link | Moved:
+    async def _greet(cls, stream: Stream, hello: Hello, address: str) -> Link | Moved:
         connection = Connection("client")
         await stream.send(b"".join(connection.send(hello)))
         while True:
-            connection.receive_data(await stream.receive(READ_BYTES))
+            data = await stream.receive(READ_BYTES)
+            if not connection.unfinished_bytes and data.startswith(_HTTP):
+                raise RemoteProtocolError(
+                    f"an HTTP server answers at {address}, not a broker. Give the address on which "
+                    f"`escapement serve` listens: its port is {DEFAULT_PORT} unless --listen names "
+                    "another. The gateway, the console and the side port (--http) have other ports."
+                )
+            connection.receive_data(data)
             event = connection.next_event()
             if isinstance(event, Welcome):
                 return cls(stream, connection, event)

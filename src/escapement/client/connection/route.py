@@ -25,6 +25,7 @@ from escapement.protocol.limits import (
     FEATURE_BUNDLES,
     FEATURE_LOG,
     FEATURE_MOVED,
+    FEATURE_OBSERVER,
     FEATURE_REASON,
 )
 
@@ -70,6 +71,7 @@ class Route:
         self._name = name
         self._timeout_s = settings.connect_timeout_s
         self._reason = settings.reason
+        self._observes = settings.observer
         self._described = described
         self._last: Address | None = None  # of the last link
 
@@ -138,6 +140,8 @@ class Route:
             features[FEATURE_LOG] = self._places.log
         if self._reason:
             features[FEATURE_REASON] = self._reason
+        if self._observes:
+            features[FEATURE_OBSERVER] = 1
         try:
             found = await Link.open(
                 partial(self._dial, address),

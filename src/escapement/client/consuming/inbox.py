@@ -409,19 +409,7 @@ class Inbox(Attached):
             extended.
         """
         offsets, wait_ms = self._named(what), delivery_times.delay_ms(wait, "wait")
-        if self._state is not State.READY:
-            return 0
-        link = self._line.link
-        try:
-            answer = await self._line.ask(
-                lambda number: wire.Extend(number, self._id, offsets, wait_ms)
-            )
-        except Disconnected:
-            if self._line.link is link:
-                raise
-            return 0
-        assert isinstance(answer, wire.Acked)
-        return answer.count
+        return await self._count(lambda number: wire.Extend(number, self._id, offsets, wait_ms))
 
     async def seek(self, position: Where) -> None:
         """Move the subscription to another position, to skip messages or to receive them again.
@@ -545,6 +533,40 @@ class Inbox(Attached):
         """Queue the release of the messages at ``offsets``, without waiting."""
         self._return(wire.Release, offsets, 0 if delay is None else delivery_times.delay_ms(delay))
 
+    async def _return_counted(
+        self, kind: ReturnKind, what: What, delay: Delay | None = None, detail: str = ""
+    ) -> int:
+        """Nack, reject or release messages, and wait for the broker's answer.
+
+        Returns:
+          How many of these messages were in flight at this consumer, as for ``extend``. The call
+          has no effect on the others.
+        """
+        offsets, delay_ms = self._named(what), 0 if kind is wire.Release else BACK_OFF
+        if delay is not None:
+            delay_ms = delivery_times.delay_ms(delay)
+        said = check_detail(detail)
+        return await self._count(
+            lambda number: self._return_command(number, kind, offsets, delay_ms, said)
+        )
+
+    async def _count(self, command: Callable[[int], Command]) -> int:
+        """Send a command about messages in flight, and return how many the broker says it changed.
+
+        The result is 0 if the connection is lost, because all deliveries have ended then.
+        """
+        if self._state is not State.READY:
+            return 0
+        link = self._line.link
+        try:
+            answer = await self._line.ask(command)
+        except Disconnected:
+            if self._line.link is link:
+                raise
+            return 0
+        assert isinstance(answer, wire.Acked)
+        return answer.count
+
     def _return(self, kind: ReturnKind, offsets: Int64s, delay_ms: int, detail: str = "") -> None:
         if self._state is State.READY and len(offsets):
             self._returned.add(kind, offsets, delay_ms, detail)
@@ -627,16 +649,20 @@ class Inbox(Attached):
         return again_s
 
     def _send_back(self) -> None:
+        for returned in self._returned.take():
+            self._line.send(self._return_command(0, *returned))
+
+    def _return_command(
+        self, number: int, kind: ReturnKind, offsets: Int64s, delay_ms: int, detail: str
+    ) -> Command:
+        """Return a command that the connected broker knows; without an answer if number is 0."""
         link = self._line.link
         known = {} if link is None else link.welcome.limits
-        for kind, piece, delay_ms, detail in self._returned.take():
-            if kind is wire.Release:
-                self._line.send(wire.Release(0, self._id, piece, delay_ms))
-            elif kind is wire.Reject and LIMIT_REJECTS in known:
-                said = detail if LIMIT_DETAIL in known else ""
-                self._line.send(wire.Reject(0, self._id, piece, said))
-            else:
-                self._line.send(wire.Nack(0, self._id, piece, delay_ms))
+        if kind is wire.Release:
+            return wire.Release(number, self._id, offsets, delay_ms)
+        if kind is wire.Reject and LIMIT_REJECTS in known:
+            return wire.Reject(number, self._id, offsets, detail if LIMIT_DETAIL in known else "")
+        return wire.Nack(number, self._id, offsets, delay_ms)
 
     def _send_pending_ack(self, pending_ack: PendingAck) -> None:
         def answered(answer: Answer) -> None:

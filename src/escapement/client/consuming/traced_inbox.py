@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from escapement.client.consuming.ack_queue import PendingAck
 from escapement.client.consuming.batch import Batch, Message
 from escapement.client.consuming.inbox import Inbox
+from escapement.client.consuming.return_queue import ReturnKind
 from escapement.client.delivery_times import Delay
 from escapement.errors import EscapementError
 from escapement.message import Int64s
@@ -103,6 +104,13 @@ class TracedInbox(Inbox):
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         with self._settling("release", len(offsets)):
             super()._hand_back(offsets, delay)
+
+    async def _return_counted(
+        self, kind: ReturnKind, what: What, delay: Delay | None = None, detail: str = ""
+    ) -> int:
+        offsets = self._named(what)
+        with self._settling(kind.__name__.lower(), len(offsets)):
+            return await super()._return_counted(kind, offsets, delay, detail)
 
     def _settling(self, name: str, count: int) -> AbstractContextManager[Operation | None]:
         """Return the span of a call that settles messages, or None for a single message."""

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from escapement.client.broker import Broker
 from escapement.console.reading.at_once import at_once
+from escapement.console.text.histories import DEAD_LETTERS
 from escapement.console.visit.view import Page, View
 from escapement.errors import NotFound
 
@@ -28,7 +29,6 @@ _REQUEST_ROWS: Final = 250
 _REQUESTS: Final = 10
 # The dead letters of a topic whose origins are read.
 _LOOKED: Final = 20
-_SUBSCRIPTION: Final = "dead-letters"
 
 
 class Query(msgspec.Struct):
@@ -86,19 +86,19 @@ async def _again(view: View) -> Response:
 async def _rows(view: View, asked: Query) -> tuple[list[Row], str]:
     """Return the dead-letter topics of one page, and after which one the next page begins."""
     rows: list[Row] = []
-    after: list[str] | None = [asked.after, _SUBSCRIPTION] if asked.after else None
+    after: list[str] | None = [asked.after, DEAD_LETTERS] if asked.after else None
     for _ in range(_REQUESTS):
         page: dict[str, Any] = await view.broker.admin(
             "subscriptions.overview",
             namespace=asked.namespace or None,
-            search=_SUBSCRIPTION,
+            search=DEAD_LETTERS,
             after=after,
             count=_REQUEST_ROWS,
         )
         rows += [
             Row(one["topic"], one["unacknowledged"], one["active"])
             for one in page["subscriptions"]
-            if one["subscription"] == _SUBSCRIPTION and one["unacknowledged"]
+            if one["subscription"] == DEAD_LETTERS and one["unacknowledged"]
         ]
         after = page["next"]
         if len(rows) > _ROWS:

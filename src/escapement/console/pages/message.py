@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
 
+from escapement.console.reading.endings import Ending
 from escapement.console.reading.message_source import DEAD_PREFIX, own_properties
-from escapement.console.text.histories import DEATHS, WHOLE, cause, lateness
+from escapement.console.text.histories import DEATHS, OVER, WHOLE, cause, death, lateness
 from escapement.console.text.json_trees import json_tree
 from escapement.console.text.payloads import shown
 from escapement.console.text.times import LAST_MS
@@ -34,6 +36,7 @@ async def _message(view: View) -> Response:
     topic, offset = _id(view)
     found = await _history(view, topic, offset)
     properties = found["properties"]
+    endings = await view.session.endings.of(view.broker, found, again=False)
     traceparent = properties.get("traceparent")
     trace = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     return view.show(
@@ -42,13 +45,14 @@ async def _message(view: View) -> Response:
         trace_id=trace and trace[1],
         own=own_properties(properties),
         content=await _content(view, found, asked.whole),
-        **_part(found),
+        **_part(found, endings),
     )
 
 
 async def _live(view: View) -> str:
-    topic, offset = _id(view)
-    return view.part("messages/message_part.html", **_part(await _history(view, topic, offset)))
+    found = await _history(view, *_id(view))
+    endings = await view.session.endings.of(view.broker, found, again=True)
+    return view.part("messages/message_part.html", **_part(found, endings))
 
 
 async def _history(view: View, topic: str, offset: int) -> dict[str, Any]:
@@ -56,15 +60,28 @@ async def _history(view: View, topic: str, offset: int) -> dict[str, Any]:
     return found
 
 
-def _part(found: dict[str, Any]) -> dict[str, Any]:
+def _part(found: dict[str, Any], endings: Mapping[str, Ending]) -> dict[str, Any]:
+    origin = _death(found["properties"])
     return {
         "message": found,
         "id": f"{found['topic']}@{found['offset']}",
-        "state": WHOLE[found["state"]],
+        "state": "dead letter" if _is_dead(found, endings) else WHOLE[found["state"]],
         "is_over": found["state"] in ("acked", "lapsed", "cancelled"),
-        "cause": cause,
+        "cause": partial(cause, is_dead_letter=origin is not None),
         "lateness": lateness,
+        "endings": endings,
+        "death_of": death,
+        "over": OVER,
+        # The audit log has redrives and purges under the topic of the original message.
+        "audited": found["topic"] if origin is None else origin["topic"],
     }
+
+
+def _is_dead(found: Mapping[str, Any], endings: Mapping[str, Ending]) -> bool:
+    """Return whether each subscription that was to get the message has a dead letter of it."""
+    states = [one for one in found["subscriptions"] if one["state"] != "not covered"]
+    ends = [endings.get(one["subscription"]) for one in states]
+    return bool(ends) and all(end is not None and bool(end.letters) for end in ends)
 
 
 async def _content(view: View, found: Mapping[str, Any], whole: bool) -> dict[str, Any] | None:

@@ -23,11 +23,21 @@ _CAUSES: Final = {
     "waiting": "The message is due. The broker has not loaded it for delivery yet.",
     "ready": "The message is due, and waits for a consumer that has room.",
     "to be dead-lettered": "The last attempt failed. The broker is about to write the dead letter.",
-    "acknowledged": "A consumer acknowledged it. Or it became a dead letter, expired or was "
-    "dropped after an attempt. The broker does not keep which, nor when.",
-    "lapsed": "It expired, or a quota dropped it, before its first delivery.",
-    "cancelled": "It was cancelled before it was delivered to this subscription.",
+    "acknowledged": "A consumer acknowledged it. Or it expired or was dropped after an attempt, or "
+    "its dead letter was sent back or deleted. The broker keeps neither which nor when.",
+    "lapsed": "It expired, or a quota dropped it, before its first delivery. The broker keeps "
+    "neither which nor when.",
+    "cancelled": "It was cancelled, or a later message with its replace key took its place, before "
+    "it was delivered to this subscription. The broker keeps neither which nor when.",
 }
+# The subscription of a dead-letter topic that has its dead letters until they are sent back or
+# deleted.
+DEAD_LETTERS: Final = "dead-letters"
+_OF_A_DEAD_LETTER: Final = (
+    "The dead letter was sent back or deleted. The broker keeps neither which nor when."
+)
+# The states of which the broker keeps no times.
+OVER: Final = ("acknowledged", "lapsed", "cancelled")
 # Why a subscription gave a message up, by the reason of the dead letter.
 DEATHS: Final = {
     "nack": "a consumer reported a failure at the last attempt",
@@ -39,13 +49,16 @@ DEATHS: Final = {
 }
 
 
-def cause(status: Mapping[str, Any]) -> str:
+def cause(status: Mapping[str, Any], *, is_dead_letter: bool = False) -> str:
     """Return why a message is in its state in a subscription.
 
     Args:
       status: the state, as the verb ``messages.show`` returns it.
+      is_dead_letter: whether the message is a dead letter of another topic.
     """
     state = status["state"]
+    if is_dead_letter and (status["subscription"], state) == (DEAD_LETTERS, "acknowledged"):
+        return _OF_A_DEAD_LETTER
     if state == "in flight":
         holder = status["consumer"] or "A consumer that has left"
         if status["until_at_ms"] is None:
@@ -66,6 +79,18 @@ def lateness(status: Mapping[str, Any], due_ms: int, now_ms: int) -> str:
     if state in ("waiting", "ready") and due_ms <= now_ms:
         return f"{span(now_ms - due_ms)} overdue"
     return ""
+
+
+def death(letter: Mapping[str, Any]) -> str:
+    """Return why a subscription gave a message up.
+
+    Args:
+      letter: its dead letter, as the verb ``dlq.find`` returns it.
+    """
+    reason = letter.get("reason", "unknown")
+    text = DEATHS.get(reason, reason)
+    detail = letter.get("detail")
+    return f"{text}: {detail}" if detail else text
 
 
 def outcome(status: AmendStatus, handed: Sequence[str], done: str) -> str:

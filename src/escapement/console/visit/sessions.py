@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from escapement.console.reading.endings import Endings
 from escapement.console.reading.rates import Rates
 from escapement.console.visit.user import User
 
@@ -35,6 +36,7 @@ class Session:
       user_s: when the rights of the user were read.
       notices: texts for the next page, such as what an action has done.
       rates: the counters that pages have shown, to tell how fast they grow.
+      endings: how messages ended that pages have shown.
       live: the cancel scopes of the pages that follow the brokers.
       is_over: whether it has ended. Pages that follow the brokers then stop.
       csrf: the secret. Only pages of the console know it, so other sites cannot send forms.
@@ -48,6 +50,7 @@ class Session:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(_SECRET_BYTES))
     notices: list[str] = field(default_factory=list)
     rates: Rates = field(default_factory=Rates)
+    endings: Endings = field(default_factory=Endings)
     live: set[trio.CancelScope] = field(default_factory=set)
     is_over: bool = False
 

@@ -34,6 +34,7 @@ from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.items import Acks, Append, Attempts, Restate, Statement
 from escapement.storage.commit.lane import Lane, State, Waiting
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal.journal import START, JournalPosition
@@ -68,6 +69,7 @@ class CommitPipeline:
         on_commit: Callable[[Group], None],
         *,
         journal_ends: Mapping[int, JournalPosition],
+        shared: SharedWriter | None = None,
         on_state: Callable[[State], None] = lambda state: None,
         on_took: Callable[[float], None] = lambda took_s: None,
         max_lanes: int = DEFAULT_LANES,
@@ -82,6 +84,8 @@ class CommitPipeline:
           run: makes the blocking calls to the database.
           on_commit: is called with each durable group.
           journal_ends: by lane, the position of the last entry in the journal.
+          shared: writes groups of several pipelines in one transaction; None: each group has a
+            transaction of its own.
           on_state: is called when :attr:`state` changes, but not when the pipeline ends.
           on_took: is called with the seconds that each durable group took.
           max_lanes: limit of lanes. The engine may have a lower limit.
@@ -105,6 +109,7 @@ class CommitPipeline:
                 number,
                 journal_ends.get(number, START).seq,
                 writer=Writer(engine, lease, number, journal_ends.get(number, START)),
+                shared=shared,
                 log=log,
                 clock=clock,
                 run=run,

@@ -176,6 +176,16 @@ class Group:
         """The items of the group that fail if it is not written. The other items stay queued."""
         return [*self.log_items, *self.statements]
 
+    @property
+    def prepares(self) -> bool:
+        """Whether the transaction has something to do before it inserts the log rows."""
+        return bool(self.statements or self.entry_ids or self.inbox_entries)
+
+    @property
+    def can_share(self) -> bool:
+        """Whether groups of other bundles may be written in the same transaction."""
+        return not (self.prepares or self.advances)
+
     def undo(self) -> None:
         """Undo what was decided when the group was formed: it is certainly not stored."""
         for topic in self.topics:

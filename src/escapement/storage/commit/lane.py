@@ -52,6 +52,7 @@ from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.commit.group import Group, form_group
 from escapement.storage.commit.items import Acks, Append, Item, Refusable, Restate, Statement
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.log.generation import Generation
@@ -105,6 +106,7 @@ class Lane:
         last_seq: int,
         *,
         writer: Writer,
+        shared: SharedWriter | None,
         log: Log,
         clock: Clock,
         run: Run,
@@ -119,6 +121,7 @@ class Lane:
         self.state = State.DOWN
         self._last_seq = last_seq
         self._writer = writer
+        self._shared = shared
         self._log = log
         self._clock = clock
         self._run = run
@@ -264,7 +267,7 @@ class Lane:
         pause_s = FIRST_PROBE_S
         while True:
             try:
-                await self._write(group)
+                await self._write(group, first=not tries)
             except OutcomeUnknown as error:
                 _log.warning(
                     "commit.outcome_unknown",
@@ -303,8 +306,11 @@ class Lane:
                 pause_s = min(2 * pause_s, LAST_PROBE_S)
             tries += 1
 
-    async def _write(self, group: Group) -> None:
+    async def _write(self, group: Group, *, first: bool) -> None:
         """Write a group once. Skip that if an earlier COMMIT without a reply has stored it."""
+        shared = self._shared if first and group.can_share else None
+        if shared is not None and await shared.write(self._writer, group):
+            return
         if not self._writer.connected:
             await self._run(self._writer.connect)
         if self._unknown and await self._run(self._writer.is_durable, group):

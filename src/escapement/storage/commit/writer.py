@@ -22,11 +22,18 @@ from collections.abc import Sequence
 from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
 from escapement.event_log import EventLog
 from escapement.failpoints import failpoint
+from escapement.storage import members
 from escapement.storage.catalog import producers
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
 from escapement.storage.commit.items import Statement
-from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
+from escapement.storage.engine.base import (
+    Connection,
+    DuplicateKey,
+    Engine,
+    Step,
+    TransactionAborted,
+)
 from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import encode_entry
@@ -46,13 +53,13 @@ class Writer:
         Args:
           last: the position of the lane's last group commit.
         """
+        self.lease = lease
+        self.lane = lane
+        self.last = last  # the position of the lane's last group commit
         self._engine = engine
-        self._lease = lease
-        self._lane = lane
-        self._last = last
         self._connection: Connection | None = None
-        # Id of the previous connection, which the server may still have open; 0: none.
-        self._last_id = 0
+        # Ids of earlier connections, which the server may still have open.
+        self._lost_ids: set[int] = set()
 
     @property
     def connected(self) -> bool:
@@ -73,26 +80,28 @@ class Writer:
             try:
                 self._connection = self._connect_once()
             except TransactionAborted:
-                # The previous connection hangs in a transaction that locks the lease row. Kill it
+                # A previous connection hangs in a transaction that locks the lease row. Kill it
                 # only now that this is known: after a restart of the server its id may belong to
                 # another connection.
-                if not self._last_id:
+                if not self._lost_ids:
                     raise
-                _log.warning(
-                    "commit.connection_killed",
-                    "killing our previous connection %d",
-                    self._last_id,
-                    mysql_connection=self._last_id,
-                )
-                self._engine.kill([self._last_id])
+                for id in self._lost_ids:
+                    _log.warning(
+                        "commit.connection_killed",
+                        "killing our previous connection %d",
+                        id,
+                        mysql_connection=id,
+                    )
+                self._engine.kill(sorted(self._lost_ids))
                 self._connection = self._connect_once()
+            self._lost_ids.clear()
 
     def _connect_once(self) -> Connection:
         connection = self._engine.connect()
         try:
-            enter(self._engine, connection, self._lease, self._last_id)
+            enter(self._engine, connection, self.lease, self._lost_ids)
             connection.snapshot()  # a checkpoint may trim the journal between two reads
-            journal.require(connection, self._lease.bundle_id, {self._lane: self._last})
+            journal.require(connection, self.lease.bundle_id, {self.lane: self.last})
             connection.rollback()
         except BaseException as error:
             connection.close()
@@ -113,16 +122,15 @@ class Writer:
         connection = self._open
         try:
             connection.begin()
-            prepares = bool(group.statements or group.entry_ids or group.inbox_entries)
-            if prepares:
+            if group.prepares:
                 self._prepare(connection, group)
-            self._insert(connection, group, [] if prepares else group.advances)
+            self._insert(connection, group, [] if group.prepares else group.advances)
             failpoint("before_commit")
             if group.acks:
                 failpoint("ack_commit")
             connection.commit()
             failpoint("after_commit")
-            self._last = group.position
+            self.last = group.position
         except StorageUnavailable:
             self.disconnect()
             raise
@@ -135,7 +143,7 @@ class Writer:
 
         These are inbox entries, the progress of staged batches, and submitted statements.
         """
-        check(self._engine, connection, self._lease)
+        check(self._engine, connection, self.lease)
         # Inbox entries and staged batches come before the statements, because a statement may
         # delete a topic with its staged batches.
         if ids := group.entry_ids:
@@ -155,31 +163,19 @@ class Writer:
         Args:
           advances: progress of staged batches to record at the same time.
         """
-        rows, entry = encode_group(group)
-        entry_step = journal.insertion(
-            self._lease.bundle_id,
-            group.lane,
-            group.position,
-            self._lease.epoch,
-            group.accepted_at_ms,
-            encode_entry(entry),
-        )
-        lease_step = question(self._lease, self._engine.dialect.share_lock)
+        lease_step = question(self.lease, self._engine.dialect.share_lock)
         staged_batch_steps = staged_batch.advancing(self._engine.dialect, advances)
-        producer_steps = producers.insertion(group.new_producers, group.accepted_at_ms)
-        log_steps = insertion(rows, self._lease.epoch)
+        inserted = insertions(self.lease, group)
         try:
-            found = connection.execute_all(
-                [lease_step, *staged_batch_steps, *producer_steps, *log_steps, entry_step]
-            )
+            found = connection.execute_all([lease_step, *staged_batch_steps, *inserted])
         except DuplicateKey:
             # Another broker that has taken the lease may have written rows with these keys.
-            check(self._engine, connection, self._lease)
+            check(self._engine, connection, self.lease)
             raise
         if len(found) <= len(advances):
             # A row is missing: that of the lease or that of a staged batch.
-            check(self._engine, connection, self._lease)
-        answer(self._lease, found[:1])
+            check(self._engine, connection, self.lease)
+        answer(self.lease, found[:1])
         staged_batch.check_advanced(advances, found[1:])
 
     def is_durable(self, group: Group) -> bool:
@@ -194,9 +190,9 @@ class Writer:
         and committed again, which puts both commits on disk.
         """
         connection = self._open
-        key = (self._lease.bundle_id, group.lane, group.seq)
+        key = (self.lease.bundle_id, group.lane, group.seq)
         try:
-            with as_owner(self._engine, connection, self._lease):
+            with as_owner(self._engine, connection, self.lease):
                 found = journal.find(connection, *key)
                 if found == group.position.group_id:
                     journal.touch(connection, *key)
@@ -209,20 +205,54 @@ class Writer:
                 "another process writes with this broker's epoch"
             )
         if found is not None:
-            self._last = group.position
+            self.last = group.position
         return found is not None
 
     def disconnect(self) -> None:
         """Close the connection. The server rolls back its open transaction."""
         if self._connection is not None:
-            self._last_id = self._connection.id
+            self._note(self._connection.id)
             self._connection.close()
             self._connection = None
+
+    def lost(self, connection_id: int) -> None:
+        """Note that a group may hang in a transaction of a connection that was shared.
+
+        The next connection of the lane locks the lease row, and thereby waits for its end. Until
+        then the lane has no connection.
+        """
+        members.list_for(self.lease.member, self.lease.bundle_id, connection_id)
+        self.disconnect()
+        self._note(connection_id)
+
+    def _note(self, lost_id: int) -> None:
+        if lost_id:
+            self._lost_ids.add(lost_id)
 
     @property
     def _open(self) -> Connection:
         assert self._connection is not None, "a lane writes before it is connected"
         return self._connection
+
+
+def insertions(lease: Lease, group: Group) -> list[Step]:
+    """Return the insertions of a group: its new producers, its log rows and its journal row.
+
+    Encodes the group, so call this in a thread.
+    """
+    rows, entry = encode_group(group)
+    return [
+        *producers.insertion(group.new_producers, group.accepted_at_ms),
+        *insertion(rows, lease.epoch),
+        journal.insertion(
+            lease.bundle_id,
+            group.lane,
+            group.position,
+            lease.epoch,
+            group.accepted_at_ms,
+            encode_entry(entry),
+        ),
+    ]
 
 
 def _run(connection: Connection, statement: Statement) -> None:

@@ -3,6 +3,12 @@
 Each page continues after the last key of the page before it, so the table may change between pages.
 The first page is small, because some callers need only a few rows. Each page has twice as many rows
 as the one before it, up to a limit.
+
+The rows after a key ``(a, b, c)`` of several columns are in three ranges of the index. They are
+read one after the other: ``x = a AND y = b AND z > c``, then ``x = a AND y > b``, then ``x > a``.
+One condition for all three would save the queries that find nothing. But SQLite reads only a
+comparison of rows as a range, and MySQL only a chain of OR, for which MariaDB may sort the rows of
+two indexes.
 """
 
 from __future__ import annotations
@@ -36,22 +42,28 @@ def pages(
         ``where`` compares with ``=``, followed by these.
       columns: the columns to read, as SQL text. It begins with the columns of the key.
       page_rows: the number of rows in the largest pages.
-      after: the key after which to begin, one value for each column of the key.
+      after: the key after which to begin: values of its first columns, or of all. Rows that have
+        all these values are left out. Empty to begin with the first row.
       where: a condition that the rows meet, as SQL text; empty for all rows.
       params: the parameters of ``where``.
     """
-    sql = (
-        f"SELECT {columns} FROM {table} WHERE {where + ' AND ' if where else ''}{_follows(key)}"
-        f" ORDER BY {', '.join(key)} LIMIT ?"
-    )
     most = min(_FIRST_ROWS, page_rows)
+    width = len(after)
     while True:
-        rows = connection.execute(sql, (*params, *_parameters(after), most)).rows
+        conditions = [*([where] if where else []), *_follows(key[:width])]
+        sql = (
+            f"SELECT {columns} FROM {table}{' WHERE ' if conditions else ''}"
+            f"{' AND '.join(conditions)} ORDER BY {', '.join(key)} LIMIT ?"
+        )
+        rows = connection.execute(sql, (*params, *after[:width], most)).rows
         yield from rows
-        if len(rows) < most:
+        if len(rows) == most:
+            after, width = rows[-1][: len(key)], len(key)
+            most = min(2 * most, page_rows)
+        elif width > 1:
+            width -= 1
+        else:
             return
-        after = rows[-1][: len(key)]
-        most = min(2 * most, page_rows)
 
 
 def pages_of(
@@ -60,35 +72,31 @@ def pages_of(
     key: Sequence[str],
     columns: str,
     page_rows: int,
-    after: Params,
-    owner: str,
     owners: Sequence[int],
 ) -> Iterator[Row]:
     """Yield the rows of some owners in the order of their keys. Reads no other rows.
 
     Args:
-      owner: the column with the owner's id: the first of the key.
-      owners: the ids of the owners.
+      owners: the ids of the owners, which the first column of the key has.
 
     The other arguments are those of :func:`pages`.
     """
-    assert owner == key[0], "the owners divide the key into ranges"
     for some in padded(sorted(owners)):
-        within = f"{owner} {in_list(some)}"
-        yield from pages(connection, table, key, columns, page_rows, after, within, some)
+        within = f"{key[0]} {in_list(some)}"
+        yield from pages(connection, table, key, columns, page_rows, (), within, some)
 
 
 def by_id(
     connection: Connection, table: str, columns: str, where: str = "", params: Params = ()
 ) -> Iterator[Row]:
-    """Yield the rows of a table in the order of the column ``id``, from id 1 on.
+    """Yield the rows of a table in the order of the column ``id``.
 
     Args:
       columns: the columns to read, as SQL text. It begins with ``id``.
       where: a condition that the rows meet, as SQL text; empty for all rows.
       params: the parameters of ``where``.
     """
-    return pages(connection, table, ["id"], columns, PAGE_ROWS, (0,), where, params)
+    return pages(connection, table, ["id"], columns, PAGE_ROWS, (), where, params)
 
 
 def of_topics(
@@ -102,34 +110,16 @@ def of_topics(
     """
     key = ("topic_id", name)
     all_columns = f"{', '.join(key)}, {columns}"
-    # Topic ids are positive, and no name is less than the empty one.
-    after = (0, "")
-    for row in pages_of(
-        connection, table, key, all_columns, PAGE_ROWS, after, "topic_id", topic_ids
-    ):
+    for row in pages_of(connection, table, key, all_columns, PAGE_ROWS, topic_ids):
         yield row[len(key) :]
 
 
-def _follows(key: Sequence[str]) -> str:
-    """Return a SQL condition that a row's key is greater than a given key.
+def _follows(columns: Sequence[str]) -> list[str]:
+    """Return SQL conditions: the last of some columns has a greater value, the others an equal one.
 
-    :func:`_parameters` returns its parameters. The condition is a range of the first column, from
-    which rows with small values in the other columns are excluded. MySQL and SQLite both find the
-    first such row in the index, instead of reading all rows before it.
+    The values are the parameters of the conditions, in the order of the columns.
     """
-    first, *others = key
-    if not others:
-        return f"{first} > ?"
-    *middle, last = others
-    before = f"{last} <= ?"
-    for column in reversed(middle):
-        before = f"({column} < ? OR ({column} = ? AND {before}))"
-    return f"{first} >= ? AND NOT ({first} = ? AND {before})"
-
-
-def _parameters(after: Params) -> Params:
-    """Return the parameters of :func:`_follows` for the key ``after``.
-
-    The value of the last column occurs once, and each other value twice.
-    """
-    return [value for value in after[:-1] for _ in range(2)] + [after[-1]]
+    if not columns:
+        return []
+    *equal, last = columns
+    return [*(f"{column} = ?" for column in equal), f"{last} > ?"]

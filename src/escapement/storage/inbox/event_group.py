@@ -165,16 +165,7 @@ def read_completions(
     if topic_ids is not None:
         key = ("topic_id", "group_name", "subscription_id")
         all_columns = f"{', '.join(key)}, {columns}"
-        found = pages_of(
-            connection,
-            "group_completions",
-            key,
-            all_columns,
-            PAGE_ROWS,
-            (0, "", 0),
-            "topic_id",
-            topic_ids,
-        )
+        found = pages_of(connection, "group_completions", key, all_columns, PAGE_ROWS, topic_ids)
         rows = (row[len(key) :] for row in found)
     for id, topic_id, group, subscription_id, subscription, target, digest, *times in rows:
         content = bytes(target).decode(), bytes(digest)

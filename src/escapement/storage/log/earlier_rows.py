@@ -62,7 +62,7 @@ class EarlierRows:
             ("min_due_ms", *_KEY),
             f"min_due_ms, topic_id, base_offset, {_OTHERS}",
             KEYS_AT_ONCE,
-            (low_ms, -1, -NO_END),
+            (low_ms - 1,),
             f"min_due_ms < ? AND owner_epoch < ?{generation.guard}",
             (until_ms, self._epoch),
         ):

@@ -172,7 +172,7 @@ def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
     """Yield the rows of the hours that begin in ``[from_ms, until_ms)``, in the order of hours."""
     key = ["hour_ms", "origin_id", "epoch", "first_seq"]
     columns = "hour_ms, origin_id, epoch, first_seq, last_seq, data"
-    after = (from_ms, 0, 0, 0)
+    after = (from_ms - 1,)
     return pages(connection, "lags", key, columns, PAGE_ROWS, after, "hour_ms < ?", (until_ms,))
 
 

@@ -23,7 +23,8 @@ from support.verb_arguments import TAKEN
 READING = {
     "access.own", "audit.list", "broker.findings", "broker.stats", "bulk.list", "bulk.preview",
     "bulk.show", "cluster.status",
-    "dlq.count", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list", "inbox.list",
+    "dlq.count", "dlq.find", "dlq.list", "dlq.show", "grants.list", "groups.get", "groups.list",
+    "inbox.list",
     "jobs.list", "push.list", "push.show", "push.secrets",
     "messages.select", "messages.show", "namespaces.forecast", "namespaces.get",
     "namespaces.list", "schedules.get", "schedules.list", "schedules.next", "subscriptions.get",

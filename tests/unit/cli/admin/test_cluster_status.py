@@ -43,7 +43,7 @@ def test_tables_have_short_ids_and_fit_80_columns(capsys: pytest.CaptureFixture[
         "",
         "bundle  owner                      epoch  free  pinned to",
         "     0  broker-1.example.com:7650      3  no    0.0.0.0:7650",
-        "     1  -                              3  yes   broker-1.example.com:7650",
+        "     1  no owner                       3  yes   broker-1.example.com:7650",
         "     2  cccccccc                       3  no    -",
         "",
         "Add bundles.",

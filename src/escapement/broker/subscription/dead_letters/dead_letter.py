@@ -172,6 +172,15 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
     return found
 
 
+def origin_of(topic: TopicName, subscription: str, offset: int) -> dict[str, Any]:
+    """Return the properties by which to find the dead letter of a message."""
+    return {
+        f"{_PREFIX}topic": topic.full,
+        f"{_PREFIX}subscription": subscription,
+        f"{_PREFIX}offset": offset,
+    }
+
+
 def _may_be_noted(name: str, value: Any) -> bool:
     if name in _NUMBERS:
         return type(value) is int
