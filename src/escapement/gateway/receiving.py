@@ -112,10 +112,10 @@ class Extension(Struct, forbid_unknown_fields=True):
 
 
 class Count(Struct):
-    """How many messages the request has changed.
+    """The number of messages that the request has changed.
 
-    It had no effect on the others: they are acknowledged already, or, unless the request
-    acknowledges, they are not in flight at this gateway any more.
+    An ack changes all messages that are not acknowledged yet. The other requests change only
+    messages that are in flight at this gateway.
     """
 
     count: int
