@@ -139,7 +139,7 @@ async def receive(call: Call) -> Answer:
 
 async def ack(call: Call) -> Answer:
     """Acknowledge messages. The answer comes when this is durable."""
-    inbox, *_ = await call.client.pulls.inboxes(_source(call))
+    inbox = await call.client.pulls.any_inbox(_source(call))
     count = await inbox.ack(call.body.offsets, durable=True)
     assert count is not None, "a durable acknowledgement has a count"
     return Answer(Count(count))
