@@ -3,11 +3,11 @@
     python benchmarks/nodes.py [--nodes 1 2 3] [--bundles 12] [--seconds 10]
     python benchmarks/nodes.py --failover [--pending 1000000]
 
-All processes run on this machine, with a private MariaDB. Throughput: a producer in a process of
-its own for each of twelve topics, one in each bundle, sends batches of 1000 messages of 100 bytes,
-with at most 64 batches unconfirmed. The rate counts confirmed messages. Failover: the owner of a
-topic with overdue and later messages is killed (kill -9). The time is from the kill until a
-consumer has the first overdue message from the other node, which has no index of the topic.
+All processes run on this machine, with a private MariaDB. Throughput: two processes have a producer
+for each of twelve topics, one in each bundle. They send batches of 1000 messages of 100 bytes, with
+at most 64 batches of each process unconfirmed. The rate counts confirmed messages. Failover: the
+owner of a topic with overdue and later messages is killed (kill -9). The time is from the kill
+until a consumer has the first overdue message from the other node, which has no index of the topic.
 """
 
 from __future__ import annotations

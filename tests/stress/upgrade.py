@@ -35,8 +35,8 @@ STEP_S: Final = 15.0
 class VersionedBroker(BrokerProcess):
     """A broker process with the source of some commit."""
 
-    def __init__(self, data: Path, log_url: str, source: Path) -> None:
-        super().__init__(data, log_url)
+    def __init__(self, data: Path, log_url: str, source: Path, *options: str) -> None:
+        super().__init__(data, log_url, *options)
         self.run_with(source)
 
     def run_with(self, source: Path) -> None:
@@ -51,9 +51,12 @@ async def replace(
     await trio.sleep(step_s)
     new.launch()
     await until(new.ready, timeout_s=60)
+    joined_s = world.history.now_s()
     print(f"a broker of the working tree has joined {world.history.counts}", flush=True)
     await trio.sleep(step_s)
     began_s = world.history.now_s()
+    # Bundles may go to their home half a minute after a broker has joined.
+    world.history.trouble(joined_s, began_s + CUT_OFF_S)
     if kills:
         old.kill()
     else:
@@ -66,14 +69,15 @@ async def replace(
     back_s = world.history.now_s()
     await trio.sleep(step_s)
     world.history.trouble(began_s - CUT_OFF_S, world.history.now_s() + CUT_OFF_S)
-    # The bundle may go to its home, which is either broker, half a minute later.
     world.history.trouble(back_s, math.inf)
     for broker in (old, new):
         assert broker.running, broker.complaints()
 
 
-def upgrade(commit: str, step_s: float, seed: int, kills: bool) -> int:
+def upgrade(commit: str, step_s: float, seed: int, kills: bool, bundles: int) -> int:
     """Run the upgrade; return the number of broken promises."""
+    # A commit from before there were bundles does not know the option.
+    options = ("--bundles", str(bundles)) if bundles > 1 else ()
     directory = Path(tempfile.mkdtemp(prefix="escapement-upgrade-"))
     print(f"from {commit}, seed {seed}, in {directory}", flush=True)
     now = Path(__file__).parents[2] / "src"
@@ -82,8 +86,8 @@ def upgrade(commit: str, step_s: float, seed: int, kills: bool) -> int:
         database = stack.enter_context(private_server())
         database.admin("CREATE DATABASE upgrade CHARACTER SET utf8mb4")
         url = database.url("upgrade")
-        old = VersionedBroker(directory / "old", url, before)
-        new = VersionedBroker(directory / "new", url, now)
+        old = VersionedBroker(directory / "old", url, before, *options)
+        new = VersionedBroker(directory / "new", url, now, *options)
         for broker in (old, new):
             stack.callback(broker.remove)
         addresses = f"escapement://127.0.0.1:{old.port},127.0.0.1:{new.port}"
@@ -105,10 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("commit", help="the commit of the earlier version")
     parser.add_argument("--step", type=float, default=STEP_S, help="seconds between two steps")
     parser.add_argument("--seed", type=int, help="of the clients (default: random)")
+    parser.add_argument("--bundles", type=int, default=1, help="with a long step, both have some")
     parser.add_argument("--kill", action="store_true", help="kill the broker of the commit")
     options = parser.parse_args(arguments)
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
-    return int(upgrade(options.commit, options.step, seed, options.kill) > 0)
+    return int(upgrade(options.commit, options.step, seed, options.kill, options.bundles) > 0)
 
 
 if __name__ == "__main__":
