@@ -6,7 +6,7 @@ what happens when it is reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from escapement.durations import DEFAULT_MAX_DELAY_MS
@@ -156,5 +156,31 @@ class BrokerLimits:
     stop_timeout_s: float = 8.0  # the time for commits and the last checkpoint of a stop
     lease_ms: int = 10_000  # the duration of the lease; a successor can take over after it
 
+    def of_bundle(self, count: int) -> BrokerLimits:
+        """Return the bounds of each broker of a process, if the database has ``count`` bundles.
+
+        The brokers divide the memory among them, but each has some.
+        """
+        if count == 1:
+            return self
+        divided = {
+            name: min(max(getattr(self, name) // count, least), getattr(self, name))
+            for name, least in _LEAST_OF_BUNDLE.items()
+        }
+        # The lanes of several bundles share transactions. Fewer lanes make larger groups.
+        return replace(self, commit_lanes=1, **divided)
+
+
+# The bounds that the brokers of a process divide, and the least of each broker. A frame of the
+# protocol must fit into its bytes.
+_LEAST_OF_BUNDLE: Final = {
+    "commit_waiting_bytes": 16 * MIB,
+    "index_memory_bytes": 16 * MIB,
+    "index_cache_bytes": 8 * MIB,
+    "window_messages": 100_000,
+    "lateness_cells": 100_000,
+    "staged_bytes": 16 * MIB,
+    "active_topics": 1_000,
+}
 
 DEFAULT_LIMITS: Final = BrokerLimits()
