@@ -231,12 +231,14 @@ def enter(
     lease that began before have ended, except those of other connections that are listed.
 
     Args:
-      replaces: ids of closed connections to remove from the list.
+      replaces: ids of closed connections. They leave the list only now that none of them hangs in a
+        transaction. The row has them until the next connection is listed.
     """
-    members.record(engine, connection, lease.member, lease.bundle_id, replaces)
+    members.record(engine, connection, lease.member, lease.bundle_id)
     # A transaction of its own, so that a renewal does not wait while this waits for the lease row.
     with transaction(connection):
         answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
+    members.unlist(lease.member, lease.bundle_id, replaces)
 
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:

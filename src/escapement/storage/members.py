@@ -209,7 +209,7 @@ def record(
     with member.lock:
         ids = member.connections.get(bundle_id, set()).difference(replaces)
         member.connections[bundle_id] = {id for id in ids | {connection.id} if id}
-        every = sorted(id for some in member.connections.values() for id in some)
+        every = sorted(set().union(*member.connections.values()))
         member.connection_ids = ",".join(map(str, every[-MAX_RECORDED:]))
         changes = "connection_ids = ?, expires_at_ms = expires_at_ms + 1"
         with transaction(connection):
@@ -219,10 +219,16 @@ def record(
 def list_for(member: Member, bundle_id: int, connection_id: int) -> None:
     """List a lost connection of all bundles for one of them, which had a transaction there.
 
-    The row has it already, and keeps it from the next :func:`record` on.
+    The row has it already, and keeps it from the next :func:`record` on. Blocking.
     """
     with member.lock:
         member.connections.setdefault(bundle_id, set()).add(connection_id)
+
+
+def unlist(member: Member, bundle_id: int, connection_ids: Collection[int]) -> None:
+    """Leave connections of a bundle, which have ended, out of later lists. Blocking."""
+    with member.lock:
+        member.connections.get(bundle_id, set()).difference_update(connection_ids)
 
 
 def set_draining(connection: Connection, key: tuple[str, str], draining: bool) -> bool:

@@ -207,12 +207,32 @@ def test_reconnected_connection_replaces_the_recorded_one(
     other = ready.connect()
     lease.enter(ready, connection, held)
     lease.enter(ready, other, held, replaces=[connection.id])
+    lease.enter(ready, other, held)
     ((text,),) = connection.execute("SELECT connection_ids FROM brokers").rows
     assert text == (str(other.id) if other.id else "")
     other.close()
     acquire(ready, ONE)
     with pytest.raises(LeaseLost):
         lease.enter(ready, connection, held)
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+def test_lost_connection_stays_recorded_while_it_hangs_in_a_transaction(
+    ready: Engine, connection: Connection
+) -> None:
+    """The process may be killed while it waits. Its successor must find the connection to kill."""
+    held = acquire(ready, ONE)
+    lease.enter(ready, connection, held)
+    connection.begin()
+    lease.check(ready, connection, held)
+    with closing(ready.connect()) as other:
+        with pytest.raises(TransactionAborted):
+            lease.enter(ready, other, held, replaces=[connection.id])
+        ((text,),) = other.execute("SELECT connection_ids FROM brokers").rows
+        assert text == f"{connection.id},{other.id}"
+        assert lease.take(ready, held.member, HandClock()).epoch == held.epoch + 1
+    with pytest.raises(StorageUnavailable):
+        connection.execute("SELECT 1")
 
 
 def test_next_owner_learns_until_when_deliveries_are_doubtful(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from escapement.errors import LeaseLost, LogDamaged, OutcomeUnknown, StorageUnavailable
+from escapement.errors import (
+    LeaseLost,
+    LogDamaged,
+    OutcomeUnknown,
+    StorageUnavailable,
+)
 from escapement.storage.blocking import in_threads
-from escapement.storage.commit.items import Acks
 from escapement.storage.commit.lane import State
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine, TransactionAborted
@@ -24,51 +27,14 @@ from support.storage.commit_pipelines import (
     AtStep,
     Crash,
     FaultyEngine,
-    House,
     Once,
-    Ticket,
     check_promises,
-    column,
     sharing,
     stored,
 )
+from support.storage.shared_commits import SHARED, Commits, append_to_each, tickets_of, topics_of
 
 LOST = StorageUnavailable("cut by the test")
-SHARED = "_SharedConnection.write"  # one shared transaction
-
-
-class Commits:
-    """A count of the transactions that write groups: each writes its journal rows at once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, step: str) -> None:
-        self.count += step.startswith("INSERT INTO journal")
-
-
-async def topics_of(houses: Sequence[House]) -> list[int]:
-    """Create a topic in each bundle, and write to each once in a shared transaction."""
-    topics = [await house.topic(f"t{house.lease.bundle_id}") for house in houses]
-    await append_to_each(houses, topics, b"first")
-    return topics
-
-
-async def append_to_each(
-    houses: Sequence[House], topics: Sequence[int], payload: bytes
-) -> list[Ticket]:
-    """Append and acknowledge a message in each bundle at the same time, and wait for the end."""
-    tickets = []
-    for house, topic in zip(houses, topics, strict=True):
-        tickets.append(house.append(topic, payload))
-        house.pipeline.submit(Acks(topic, topic, column(len(house.tickets))))
-    for ticket in tickets:
-        await ticket.done.wait()
-    return tickets
-
-
-def tickets_of(houses: Sequence[House]) -> list[Ticket]:
-    return [ticket for house in houses for ticket in house.tickets]
 
 
 async def test_groups_that_wait_together_share_a_transaction(engine: Engine) -> None:

@@ -308,7 +308,9 @@ class Lane:
 
     async def _write(self, group: Group, *, first: bool) -> None:
         """Write a group once. Skip that if an earlier COMMIT without a reply has stored it."""
-        shared = self._shared if first and group.can_share else None
+        # After a group that was given back, the others would fail with this one again.
+        can_share = first and not self._pause_s and group.can_share
+        shared = self._shared if can_share else None
         if shared is not None and await shared.write(self._writer, group):
             return
         if not self._writer.connected:

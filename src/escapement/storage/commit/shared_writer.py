@@ -62,8 +62,7 @@ class _Place:
     writer: Writer
     group: Group
     stored: bool = False
-    error: StorageUnavailable | None = None  # of the connection ``connection_id``
-    connection_id: int = 0
+    error: StorageUnavailable | None = None
     ended: trio.Event = field(default_factory=trio.Event)
 
 
@@ -96,7 +95,7 @@ class SharedWriter:
         """Write a group of a lane in a shared transaction. Return whether it is stored.
 
         If not, nothing of it is stored, and the lane may write it alone at once. A cancellation
-        waits for the transaction.
+        waits for a transaction that has begun. A group that still waits for one leaves the queue.
 
         Raises:
           OutcomeUnknown: the COMMIT got no reply.
@@ -108,10 +107,15 @@ class SharedWriter:
         place = _Place(writer, group)
         self._waiting.append(place)
         self._wake.set()
-        with trio.CancelScope(shield=True):
+        try:
             await place.ended.wait()
+        except trio.Cancelled:
+            if place in self._waiting:
+                self._waiting.remove(place)
+                raise
+            with trio.CancelScope(shield=True):
+                await place.ended.wait()
         if place.error is not None:
-            writer.lost(place.connection_id)
             raise place.error
         return place.stored
 
@@ -160,7 +164,7 @@ class SharedWriter:
             await self._run(connection.write, places)
         except StorageUnavailable as error:
             for place in places:
-                place.error, place.connection_id = error, connection.lost_id
+                place.error = error
         except StorageError as error:
             _log.debug(
                 "commit.not_shared", "%d groups are written one by one: %s", len(places), error
@@ -189,18 +193,32 @@ class _SharedConnection:
 
         Raises:
           OutcomeUnknown: the COMMIT got no reply.
-          StorageUnavailable, StorageReadOnly: nothing is stored, and the connection is closed.
+          StorageUnavailable, StorageReadOnly: nothing is stored.
           StorageError: nothing is stored, for another reason.
         """
-        connection = self._prepared({place.writer for place in places})
         try:
-            self._transact(connection, places)
+            self._transact(self._prepared({place.writer for place in places}), places)
         except StorageUnavailable:
-            self.close()
+            self._lose(places)
             raise
         except BaseException:
-            connection.rollback()
+            if self._connection is not None:
+                self._connection.rollback()
+                # After two lock timeouts the engine has closed it, and the server may still be
+                # working on statements that were sent before.
+                if self._connection.ended:
+                    self._lose(places)
             raise
+
+    def _lose(self, places: Sequence[_Place]) -> None:
+        """Close the connection. The lanes, which do nothing meanwhile, wait for its end later.
+
+        This waits for a lock that another thread holds during a transaction, so it is done here and
+        not in the event loop.
+        """
+        self.close()
+        for place in places:
+            place.writer.lost(self.lost_id)
 
     def close(self) -> None:
         """Close the connection, if there is one. The server rolls back its open transaction."""
