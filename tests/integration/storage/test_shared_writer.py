@@ -15,20 +15,27 @@ from escapement.errors import (
     OutcomeUnknown,
     StorageUnavailable,
 )
+from escapement.storage import lease, members
 from escapement.storage.blocking import in_threads
+from escapement.storage.commit.group import form_group
 from escapement.storage.commit.lane import State
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.mysql.engine import MysqlEngine
+from escapement.storage.lease import Identity
+from escapement.storage.log.generation import Generation
 from support.database.contents import put_back, save
 from support.database.servers import MysqlServer
 from support.faults.held_calls import Held
 from support.storage.commit_pipelines import (
+    LEASE_MS,
     AtStep,
     Crash,
     FaultyEngine,
+    HandClock,
     Once,
     check_promises,
+    no_fault,
     sharing,
     stored,
 )
@@ -132,19 +139,120 @@ async def test_lost_reply_to_a_shared_commit_is_read_back(engine: Engine, durabl
         check_promises(engine, tickets_of(houses))
 
 
-async def test_lost_lease_of_one_bundle_stops_no_other_bundle(engine: Engine) -> None:
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_lost_lease_of_one_bundle_stops_no_other_bundle(engine: Engine, lost: int) -> None:
     """Invariant 8: the groups are written one by one, and only one pipeline ends."""
     async with sharing(engine, 3) as (houses, _):
         topics = await topics_of(houses)
         with contextlib.closing(engine.connect()) as connection:
-            connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE bundle_id = 1")
+            connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE bundle_id = ?", (lost,))
         tickets = await append_to_each(houses, topics, b"second")
-        assert [ticket.offset for ticket in tickets] == [1, None, 1]
+        assert [ticket.offset for ticket in tickets if ticket is not tickets[lost]] == [1, 1]
         await wait_all_tasks_blocked()
-        assert isinstance(tickets[1].error, LeaseLost)
-        assert [type(house.ended) for house in houses] == [type(None), LeaseLost, type(None)]
-        await append_to_each([houses[0], houses[2]], [topics[0], topics[2]], b"third")
+        assert isinstance(tickets[lost].error, LeaseLost)
+        assert isinstance(houses[lost].ended, LeaseLost)
+        others = [house for house in houses if house is not houses[lost]]
+        assert [house.ended for house in others] == [None, None]
+        del topics[lost]
+        await append_to_each(others, topics, b"third")
         check_promises(engine, tickets_of(houses))
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+async def test_successor_takes_bundles_from_a_process_stopped_in_a_shared_transaction(
+    engine: Engine,
+) -> None:
+    """Invariant 8: the transaction locks the leases. The successor kills its connection."""
+    faulty = FaultyEngine(engine)
+    async with sharing(faulty, connections=1) as (houses, _):
+        topics = await topics_of(houses)
+        other = members.register(engine, Identity("two", "two"), LEASE_MS, HandClock())
+
+        def take_over(step: str) -> None:
+            if step == "commit":
+                faulty.before = no_fault
+                with contextlib.closing(engine.connect()) as connection:
+                    connection.execute("UPDATE brokers SET expires_at_ms = 0 WHERE name = 'one'")
+                for bundle_id in range(2):
+                    lease.take(engine, other, HandClock(), bundle_id)
+
+        faulty.before = take_over
+        tickets = await append_to_each(houses, topics, b"never")
+        assert [type(ticket.error) for ticket in tickets] == [OutcomeUnknown] * 2
+        await wait_all_tasks_blocked()
+        assert [type(house.ended) for house in houses] == [LeaseLost] * 2
+    assert stored(engine) == {topic: [b"first"] for topic in topics}
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+async def test_bundle_is_taken_again_while_its_shared_transaction_hangs(engine: Engine) -> None:
+    """Its broker ended before it could connect again. The process kills the lost connection."""
+    faulty = FaultyEngine(engine)
+    async with sharing(faulty, connections=1) as (houses, _):
+        topics = await topics_of(houses)
+        faulty.keep_lost = True
+
+        def hang(step: str) -> None:
+            if step == "commit":
+                faulty.before = Once("connect", LOST, times=1000)
+                faulty.before.arm()
+                raise OutcomeUnknown("no answer")
+
+        faulty.before = hang
+        for house, topic in zip(houses, topics, strict=True):
+            house.append(topic, b"second")
+        await houses[1].until(State.DOWN)
+        houses[1].scope.cancel()
+        await wait_all_tasks_blocked()
+        before = houses[1].lease
+        assert lease.take(engine, before.member, HandClock(), 1).epoch == before.epoch + 1
+    assert stored(engine) == {topic: [b"first"] for topic in topics}
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+async def test_row_of_the_process_lists_the_connections_that_write(engine: Engine) -> None:
+    faulty = FaultyEngine(engine)
+    async with sharing(faulty, connections=1) as (houses, _):
+        topics = await topics_of(houses)
+        cut = faulty.before = Once("commit", LOST)
+        cut.arm()
+        for n in range(2):
+            await append_to_each(houses, topics, b"%d" % n)
+        with contextlib.closing(engine.connect()) as connection:
+            ((text,),) = connection.execute("SELECT connection_ids FROM brokers").rows
+            rows = connection.execute(
+                "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> ?",
+                (connection.id,),
+            ).rows
+        assert sorted(int(id) for id in text.split(",")) == sorted(id for (id,) in rows)
+        assert len(rows) == 3
+
+
+async def test_shared_transaction_has_a_limit_of_bytes(engine: Engine) -> None:
+    """The groups that are left wait for the next one."""
+    held = Held()
+    faulty = FaultyEngine(engine)
+    async with sharing(faulty, 4, run=held, connections=1) as (houses, _):
+        topics = await topics_of(houses)
+        commits = faulty.before = Commits()
+        with held.hold(SHARED):
+            tickets = [houses[0].append(topics[0], b"small")]
+            await held.reached()
+            for house, topic in zip(houses[1:], topics[1:], strict=True):
+                tickets.append(house.append(topic, bytes(3 << 20)))
+            await wait_all_tasks_blocked()
+        for ticket in tickets:
+            await ticket.done.wait()
+        assert commits.count == 3
+        check_promises(engine, tickets_of(houses))
+
+
+@pytest.mark.parametrize("part", ["statements", "entry_ids", "inbox_entries", "advances"])
+def test_group_that_may_wait_for_locks_is_not_shared(part: str) -> None:
+    group = form_group([], 0, 1, 0, Generation(1, 1, 0, 0), {})
+    assert group.can_share
+    setattr(group, part, [object()])
+    assert not group.can_share
 
 
 async def test_groups_of_an_aborted_transaction_are_written_one_by_one(engine: Engine) -> None:

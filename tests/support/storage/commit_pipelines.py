@@ -79,6 +79,7 @@ class FaultyEngine:
         self.before = before
         self.after = after
         self.keep_lost = False  # a lost connection stays open, as behind a broken network
+        self.kept: list[Connection] = []  # such connections; without a reference they would close
         self.kind = engine.kind
         self.is_shared = engine.is_shared
         self.location = engine.location
@@ -155,7 +156,9 @@ class FaultyConnection:
             raise
         except BaseException:
             self._lost = True
-            if not self._engine.keep_lost:
+            if self._engine.keep_lost:
+                self._engine.kept.append(self._connection)
+            else:
                 self._connection.close()
             raise
 
@@ -343,6 +346,7 @@ async def sharing(
 ) -> AsyncIterator[tuple[list[House], trio.CancelScope]]:
     """Run the pipelines of several bundles of a process. They share transactions.
 
+    Each bundle has another epoch: one more than its number, if it is taken for the first time.
     Yields them, and the scope that ends the sharing. If a pipeline ends, the others go on.
     """
     clock = HandClock()
@@ -350,6 +354,9 @@ async def sharing(
     set_bundle_count(engine, count)
     member = members.register(engine, Identity("one", "one"), LEASE_MS, clock)
     shared = SharedWriter(engine, run, connections, max_commits_per_second)
+    for bundle_id in range(count):
+        for _ in range(bundle_id):
+            lease.take(engine, member, clock, bundle_id)
     houses = [
         House(
             engine,

@@ -45,10 +45,9 @@ from escapement.storage.members import Member
 
 _log = EventLog(__name__)
 
-# Limits of one transaction: the memory of its groups, and their number. The groups that are left
-# wait for the next connection, which may be free already.
+# Limit of the memory of the groups in one transaction, but for the last one. The groups that are
+# left wait for the next connection, which may be free already. Each bundle has one group at most.
 _MOST_BYTES: Final = 4 << 20
-_MOST_GROUPS: Final = 256
 
 
 class _NotSent(StorageError):
@@ -153,7 +152,7 @@ class SharedWriter:
         """Remove the groups of the next transaction from the queue: at least one."""
         taken: list[_Place] = []
         size = 0
-        while self._waiting and len(taken) < _MOST_GROUPS and size < _MOST_BYTES:
+        while self._waiting and size < _MOST_BYTES:
             taken.append(self._waiting.popleft())
             size += taken[-1].group.body_bytes
         return taken
