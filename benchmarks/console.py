@@ -107,6 +107,7 @@ async def pages(broker: Broker, topics: list[str], failed: str) -> dict[str, str
     topic = topics[len(topics) // 2]
     await broker.schedules.create("bench/console/reminder", topic, cron="0 9 * * *")
     (message,) = [one async for one in broker.peek(topic, count=1)]
+    job = await broker.bulk.cancel(topic, key="none")
     await first_count(broker)
     namespace, at = topic.rpartition("/")[0], now_ms()
     named = f"topic={quote(topic)}&subscription=workers"
@@ -117,6 +118,8 @@ async def pages(broker: Broker, topics: list[str], failed: str) -> dict[str, str
         "timeline of a namespace": f"/?where={quote(namespace)}",
         "timeline of a topic": f"/?by=day&where={quote(topic)}",
         "find in a topic": f"/find?where={quote(topic)}",
+        "find by key in a topic": f"/find?where={quote(topic)}&key=none",
+        "find by property in a topic": f"/find?where={quote(topic)}&property=none%3D1",
         "find in a time range": f"/find?from={at + HOUR_MS}&until={at + 3 * HOUR_MS}",
         **{
             f"find {state} in a topic": f"/find?where={quote(topic)}&state={state}"
@@ -133,10 +136,14 @@ async def pages(broker: Broker, topics: list[str], failed: str) -> dict[str, str
         "lateness of a subscription": f"/lateness?{named}",
         "schedules": "/schedules",
         "schedule": "/schedules/bench/console/reminder",
+        "change of a schedule": "/schedules/bench/console/reminder/edit",
         "dead letters": "/dead-letters",
         "dead letters of a subscription": f"/dead-letters/{failed}/s",
+        "dead letter": f"/dead-letters/{failed}/s/{DEAD_LETTERS // 2}",
         "produce": "/produce",
+        "copy of a message": f"/produce?from={quote(topic)}@{message.id.offset}",
         "jobs": "/jobs",
+        "job": f"/jobs/{topic}/{job.id}",
         "brokers": "/brokers",
         "audit": "/audit",
     }

@@ -6,7 +6,7 @@ starts when the first test asks for it. With ``ESCAPEMENT_TEST_MYSQL_URL``, test
 use SQL run on an existing server. Without a server these tests fail; they are never skipped.
 
 Hypothesis examples have no time limit, because any of them may be slow on a busy machine. They are
-the same in each run, so that chance stops no landing. With ``ESCAPEMENT_RANDOM=1`` they are others.
+the same in each run, so that no test fails by chance. With ``ESCAPEMENT_RANDOM=1`` they are random.
 """
 
 from __future__ import annotations

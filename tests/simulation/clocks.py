@@ -71,7 +71,7 @@ def stretched() -> Iterator[None]:
     next_s = Retry.next_s
     periods: list[tuple[Any, str, Any]] = [
         (Retry, "next_s", lambda self, now_s: 60 * next_s(self, now_s)),
-        (passivator, "LOOK_S", 12 * HOUR_S),
+        (passivator, "PAUSE_S", 12 * HOUR_S),
         (group_completion, "_FORGET_S", 12 * HOUR_S),
         (group_completion, "_RETRY_S", 60.0),
         (compactor, "ROUND_S", 6 * HOUR_S),

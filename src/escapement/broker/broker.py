@@ -38,12 +38,14 @@ from escapement.broker.inspection.reading import Page, read_page
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.lookout import Lookout
 from escapement.broker.membership import Membership
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
 from escapement.broker.runners import Runners
 from escapement.broker.services import Services
+from escapement.broker.shared_parts import SharedParts
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import (
@@ -64,7 +66,6 @@ from escapement.failpoints import failpoint
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
-from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
@@ -97,12 +98,7 @@ class Broker:
       bundle_id: the bundle of topics that the broker owns. Brokers of other bundles may run on the
         same database. Only the broker of bundle 0 serves outboxes and message tables. Each broker
         learns the acknowledgements in transactions of its own topics.
-      output: the bound on queued output. Brokers of one process share it. None: a bound of its own.
-      membership: the membership of a process with several brokers, which has registered it and runs
-        it. None: the broker has one of its own, which replaces any other with the same identity.
-      connections: a pool that brokers of one process share. None: a pool of its own.
-      shared_writer: writes the group commits of the brokers of one process in transactions that
-        they share. None: each has a transaction of its own.
+      shared: what brokers of one process share; None: the broker shares nothing.
 
     Attributes:
       directory: the bundles and their owners, as sessions tell clients. Set it before ``run``.
@@ -118,11 +114,9 @@ class Broker:
         runners: Runners,
         config: BrokerConfig | None = None,
         bundle_id: int = 0,
-        output: OutputBound | None = None,
-        membership: Membership | None = None,
-        connections: ConnectionPool | None = None,
-        shared_writer: SharedWriter | None = None,
+        shared: SharedParts | None = None,
     ) -> None:
+        shared = shared or SharedParts()
         self.identity = identity
         self.bundle_id = bundle_id
         self.directory: Directory = OneBundle(bundle_id, identity.name)
@@ -134,7 +128,7 @@ class Broker:
         self.findings = Findings(self.config.checks, clock, runners.checks)
         self.stopping = False
         self.released = False
-        self.output = output or OutputBound(self.config.limits.output_bytes)
+        self.output = shared.output or OutputBound(self.config.limits.output_bytes)
         # A request that holds this makes an answer, which may be large, and then queues it without
         # an await. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
@@ -147,14 +141,17 @@ class Broker:
         self._index_directory = index_directory
         self._runners = runners
         self._limits = self.config.limits
-        self._has_own_membership = membership is None
-        self._membership = membership or Membership(
+        self._shared = shared
+        self._membership = shared.membership or Membership(
             engine, identity, clock, runners.commits, self._limits.lease_ms
         )
-        self._has_own_connections = connections is None
-        self._connections = connections or ConnectionPool(engine)
-        self._shared_writer = shared_writer
+        self._connections = shared.connections or ConnectionPool(engine)
+        self._lookout = shared.lookout or Lookout(
+            self._connections, clock, runners.work, self._limits
+        )
         self._stop = trio.Event()
+        self._damage: IndexDamaged | None = None  # found by a request
+        self._damaged = trio.Event()
         self._clean = False  # whether the stop finished its work in time
         self._started = False  # whether the start is done and ``_close`` has not begun
         self._farewells: list[Callable[[], None]] = []
@@ -198,7 +195,7 @@ class Broker:
           StorageError: if the database is unsuitable, or rejected a statement that must succeed.
         """
         run = self._runners.work
-        if self._has_own_membership:  # otherwise the process has done so
+        if self._shared.membership is None:  # otherwise the process has done so
             await run(self._engine.check_fitness)
             await run(migrate, self._engine)
             await run(create_views, self._engine)
@@ -219,7 +216,7 @@ class Broker:
                 await run(DelayedIndex.discard, self._index_directory)
             raise
         except MissingRight:
-            if self._services is None and not self._has_own_membership:
+            if self._services is None and self._shared.membership is not None:
                 with trio.CancelScope(shield=True), suppress(EscapementError):
                     await run(self._membership.give_back, lease)
                     self.released = True
@@ -240,7 +237,7 @@ class Broker:
 
     def _take(self) -> Lease:
         """Take the lease of the bundle. Blocking."""
-        if not self._has_own_membership:
+        if self._shared.membership is not None:
             return self._membership.take(self.bundle_id)
         self._membership.register()
         try:
@@ -266,15 +263,18 @@ class Broker:
     def _release(self, doubtful_until_ms: int) -> None:
         """Release the lease of the bundle. Blocking."""
         self._keeper.release(doubtful_until_ms)
-        if self._has_own_membership:
+        if self._shared.membership is None:
             self._membership.leave()
 
     async def _live(self, lease: Lease, task_status: trio.TaskStatus[None]) -> bool:
         """Recover, serve and stop. Return whether the stop finished in time."""
         async with trio.open_nursery() as nursery:
-            if self._has_own_membership:
+            if self._shared.membership is None:
                 nursery.start_soon(self._membership.run)
+            if self._shared.lookout is None:
+                nursery.start_soon(self._lookout.run)
             nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._end_when_damaged)
             await self._recover(lease)
             await nursery.start(self.services.run)
             self._started = True
@@ -284,6 +284,12 @@ class Broker:
                 await self._wind_down()
             nursery.cancel_scope.cancel()
         return not timeout.cancelled_caught
+
+    async def _end_when_damaged(self) -> None:
+        """Wait until a request finds that the index is damaged, and raise the error."""
+        await self._damaged.wait()
+        assert self._damage is not None, "the event is set with the error"
+        raise self._damage
 
     async def _recover(self, lease: Lease) -> None:
         limits = IndexLimits(
@@ -309,7 +315,8 @@ class Broker:
                 self.config,
                 self.output.frame_bytes,
                 self.directory,
-                self._shared_writer,
+                self._shared.writer,
+                self._lookout,
             )
             await self._services.recover(ground)
 
@@ -382,11 +389,11 @@ class Broker:
         for ending in self._endings:
             await ending()
         self._keeper.close()
-        if self._has_own_membership:
+        if self._shared.membership is None:
             self._membership.close()
         if self._services is not None:
             self._services.close()
-        if self._has_own_connections:
+        if self._shared.connections is None:
             self._connections.close()
 
     # -- requests of sessions and operators ------------------------------------
@@ -409,7 +416,15 @@ class Broker:
             )
 
     def checked(self, error: EscapementError) -> EscapementError:
-        """Return an error to answer with, or ``LeaseLost`` if the error may be out of date."""
+        """Return the error to answer with in place of the one that a request raised.
+
+        That is ``LeaseLost`` if the error may be out of date. If the index is damaged, the broker
+        ends, and the client asks again when the index is being rebuilt.
+        """
+        if isinstance(error, IndexDamaged):
+            self._damage = error
+            self._damaged.set()
+            return ShuttingDown("the delayed index is damaged and is rebuilt now; connect again")
         if isinstance(error, _FROM_MEMORY):
             try:
                 self.check_lease()

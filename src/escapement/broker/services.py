@@ -38,6 +38,7 @@ from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.backfill import Backfill
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.lookout import Lookout
 from escapement.broker.metering.lateness_history import LatenessHistory
 from escapement.broker.metering.totals import Totals
 from escapement.broker.outbox.named_topics import NamedTopics
@@ -120,7 +121,9 @@ class Services:
         frame_bytes: Callable[[int], int],
         directory: Directory,
         shared_writer: SharedWriter | None,
+        lookout: Lookout,
     ) -> None:
+        self._lookout = lookout
         self.index = ground.index
         self.log = ground.log
         self.log_identity = bytes.fromhex(ground.log_identity)
@@ -258,7 +261,7 @@ class Services:
             self.compactor.make_room,
         )
         self.housekeeper = Housekeeper(
-            engine,
+            connections,
             lease,
             ground.log,
             self.registry,
@@ -276,7 +279,9 @@ class Services:
         clock, run, engine = self._clock, self._runners.work, connections.engine
         lease, limits = self._keeper.lease, config.limits
         self.reader = LogReader(connections, ground.log, run)
-        self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
+        self.timekeeper = Timekeeper(
+            clock, self._wake, self._step_back, self._lookout.wall_clock, limits.max_sleep_s
+        )
         self._drop_oldest = DropOldest(ground.index, clock, run, self.reader)
         self.recorder = Recorder(clock)
         self.pump = Pump(
@@ -427,6 +432,7 @@ class Services:
         )
         self.inbox_relay = InboxRelay(
             connections,
+            self._lookout.inbox,
             self.registry,
             self.pipeline,
             self.publishing,
@@ -685,6 +691,7 @@ class Services:
         )
 
     def _activated(self, topic: Topic) -> None:
+        self.passivator.grown()
         if not self.activation.replaying:  # after the replay, ``run`` schedules all topics
             self._look_at(topic)
 

@@ -90,14 +90,19 @@ class PullConsumers:
             puller.used_s = trio.current_time()
 
     async def inboxes(self, source: Source) -> list[Inbox]:
-        """Return the consumers of a source, at least one: those that may have its messages."""
+        """Return the open consumers of a source: those that may have its messages."""
         for puller in self._of(source):
             if puller.inbox._error is not None:
                 await self._close(puller)  # the broker has closed it
-        pullers = self._of(source) or [await self._open(source, None)]
+        pullers = self._of(source)
         for puller in pullers:
             puller.used_s = trio.current_time()
         return [puller.inbox for puller in pullers]
+
+    async def any_inbox(self, source: Source) -> Inbox:
+        """Return a consumer of a source, which is opened if there is none."""
+        inboxes = await self.inboxes(source)
+        return inboxes[0] if inboxes else (await self._open(source, None)).inbox
 
     async def close_idle(self) -> None:
         """Close the consumers without requests. Their messages go back to their subscriptions."""

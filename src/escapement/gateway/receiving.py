@@ -112,10 +112,10 @@ class Extension(Struct, forbid_unknown_fields=True):
 
 
 class Count(Struct):
-    """How many messages the request has changed.
+    """The number of messages that the request has changed.
 
-    It had no effect on the others: they are acknowledged already, or, unless the request
-    acknowledges, they are not in flight at this gateway any more.
+    An ack changes all messages that are not acknowledged yet. The other requests change only
+    messages that are in flight at this gateway.
     """
 
     count: int
@@ -139,7 +139,7 @@ async def receive(call: Call) -> Answer:
 
 async def ack(call: Call) -> Answer:
     """Acknowledge messages. The answer comes when this is durable."""
-    inbox, *_ = await call.client.pulls.inboxes(_source(call))
+    inbox = await call.client.pulls.any_inbox(_source(call))
     count = await inbox.ack(call.body.offsets, durable=True)
     assert count is not None, "a durable acknowledgement has a count"
     return Answer(Count(count))

@@ -75,10 +75,15 @@ async def test_connections_stay_open_until_the_calls_of_sessions_end(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("finder", ["delivery", "request"])
 async def test_damaged_index_is_discarded_before_the_broker_ends(
-    mock_clock: trio.testing.MockClock,
+    finder: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P5: the next start must not read it again, however this process ends."""
+    """P5: the next start must not read it again, however this process ends.
+
+    A client whose request finds the damage gets no error, and waits for the next start.
+    """
+    answers: list[object] = []
     left: list[Path] = [Path("segment")]
 
     async def damage(world: testing.World) -> None:
@@ -89,7 +94,10 @@ async def test_damaged_index_is_discarded_before_the_broker_ends(
                 await world.checkpoint()
                 (segment,) = world.index_directory.glob("*.segment")
                 segment.write_bytes(bytes(segment.stat().st_size))
-                await world.clock.advance(hours=2)
+                if finder == "delivery":
+                    await world.clock.advance(hours=2)
+                else:
+                    answers.extend([one async for one in broker.peek("x")])
 
     async def live() -> None:
         async with testing.start(config=uncached(BrokerConfig(seed=0))) as world:
@@ -101,6 +109,7 @@ async def test_damaged_index_is_discarded_before_the_broker_ends(
     with pytest.raises(IndexDamaged):
         await live()
     assert left == []
+    assert answers == []
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.membership import MARGIN_PARTS, RENEWALS_PER_LEASE, Membership
 from escapement.broker.runners import Runners
+from escapement.broker.shared_parts import SharedParts
 from escapement.errors import LeaseHeld, LeaseLost
 from escapement.storage import lease, schema
 from escapement.storage.blocking import inline
@@ -52,7 +53,7 @@ class Node:
                 Runners.all_by(inline),
                 CONFIG,
                 bundle_id,
-                membership=self.membership,
+                SharedParts(membership=self.membership),
             )
             for bundle_id in range(BUNDLES)
         ]

@@ -15,7 +15,13 @@ import trio.testing
 
 import escapement
 from escapement.access.token import Token
-from escapement.errors import AccessDenied, InvalidRequest, NoOwner, Unauthenticated
+from escapement.errors import (
+    AccessDenied,
+    InvalidRequest,
+    NoOwner,
+    StorageUnavailable,
+    Unauthenticated,
+)
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.testing.clock import START_MS, VirtualClock
@@ -244,6 +250,21 @@ async def test_observer_needs_a_token_and_the_right_to_see_the_cluster(
                 await client.admin("cluster.status")
 
         assert await found.running.result(ask)
+
+
+async def test_observer_whose_token_cannot_be_checked_learns_nothing_about_the_database(
+    database: Engine, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """B8, O1: the errors of a database name its address and user, and the client may be anybody."""
+    async with nodes(database, tmp_path, "ab") as found:
+        found.outages["b"].unreachable()
+        with pytest.RaisesGroup(StorageUnavailable, flatten_subgroups=True) as caught:
+            await found.running.result(
+                lambda: connected(found.running, "b", observer=True).__aenter__()
+            )
+        (error,) = caught.value.exceptions
+        assert "cannot check the token" in str(error)
+        assert "says the test" not in str(error)
 
 
 async def test_node_that_stops_names_the_next_owner_of_its_only_bundle(

@@ -11,7 +11,7 @@ from escapement.storage.engine.base import Engine
 from support.console.accessibility import faults_of
 from support.console.addresses import parts, whole_pages
 from support.console.chromium import Chromium
-from support.console.filled import MAILS, filled
+from support.console.filled import MAILS, ORDERS, filled
 from support.console.tab import Tab, browsing, serving
 
 # It would run in a page that does not escape it. The policy for contents would then stop it, and
@@ -68,6 +68,9 @@ async def test_each_page_has_names_contrast_and_room_for_everybody(
             await tab.open(address)
             await settled(tab)
             faults[address] = await tab.does(look)
+        for action in ("cancel", "reschedule"):
+            await tab.previews(ORDERS, action)
+            faults[action] = await tab.does(look)
         assert {address: found for address, found in faults.items() if found} == {}
 
 

@@ -28,6 +28,7 @@ async def test_page_shows_the_version_of_each_broker(
                 f" 'old.example:7650', {engine.dialect.now_ms} + 3600000, 0, 0, '')"
             )
         text = await visitor.text("/brokers")
+        assert "Warnings of escapement doctor are those of" in text
         assert "old.example:7650 unknown active" in text
         assert f" {version('escapement')} active" in text
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import trio.testing
 
 from escapement import testing
+from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 from support.console.chromium import Chromium
 from support.console.tab import at_the_console, browsing, serving
@@ -14,11 +15,11 @@ from support.roles import begin, connected
 
 
 async def test_keys_select_messages_that_are_then_cancelled(
-    mock_clock: trio.testing.MockClock, chromium: Chromium
+    mock_clock: trio.testing.MockClock, engine: Engine, chromium: Chromium
 ) -> None:
     """B14: the audit log has who, and why."""
     async with (
-        testing.start() as world,
+        testing.start(engine=engine) as world,
         serving(world) as url,
         connected(world, root := await begin(world)) as broker,
         browsing(chromium, url, token=root.text) as tab,
@@ -49,10 +50,10 @@ async def test_keys_select_messages_that_are_then_cancelled(
 
 
 async def test_job_shows_its_progress_until_it_has_ended(
-    mock_clock: trio.testing.MockClock, chromium: Chromium
+    mock_clock: trio.testing.MockClock, engine: Engine, chromium: Chromium
 ) -> None:
     """B14: it begins with a count of the messages that match."""
-    async with at_the_console(chromium) as (world, broker, tab):
+    async with at_the_console(chromium, engine=engine) as (world, broker, tab):
         producer = await broker.producer("mails")
         await producer.send_many([b"m"] * 50, delay=timedelta(hours=1))
         await tab.open("/find?where=mails")

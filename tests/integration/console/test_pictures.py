@@ -31,7 +31,7 @@ def test_guide_shows_each_picture_in_both_themes() -> None:
     """B14: and the pictures are small."""
     text = (DOCS / "guides" / "console-pictures.md").read_text()
     files = list((DOCS / "images" / "console").iterdir())
-    names = [*PICTURES, "phone"]
+    names = [*PICTURES, "act", "phone"]
     assert {one.name for one in files} == {
         f"{name}-{theme}.png" for name in names for theme in ("light", "dark")
     }

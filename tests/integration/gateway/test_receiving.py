@@ -142,6 +142,10 @@ async def test_only_messages_in_flight_are_given_back_and_counted(
         later = {} if verb == "reject" else {"delay": "1h"}
         assert await count(http, verb, 0, 1, 2, 99, **later) == 1
         assert await count(http, verb, 0, **later) == 0
+        nowhere = await http.post(f"subscriptions/typo/{verb}", json={"offsets": [0]})
+        assert nowhere.json() == {"count": 0}
+        listed = await native.admin("subscriptions.list", topic=topic)
+        assert [one["subscription"] for one in listed] == ["s"], "created by a request in vain"
         await publish(http, "late")
         (late,) = await receive(http, ack_wait="100ms")
         async with native.consumer(topic, "s") as other:

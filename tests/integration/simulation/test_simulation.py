@@ -9,12 +9,11 @@ from simulation.report import Report
 from simulation.run import DAYS, run
 from support.seeds import seeds
 
-SEEDS = range(1, 4)
-# The seed among these that finds a planted bug soonest, if that is not the first. If seeds do
-# something else after a change, `python -m simulation --bug BUG --seeds 3` shows it again.
+SEEDS = range(2, 5)
+# The seed among these that finds a planted bug soonest, if that is not the last. If seeds do
+# something else after a change, `python -m simulation --bug BUG --first 2 --seeds 3` shows it again.
 SOONEST = {
     "ack forgotten at checkpoint": 3,
-    "manifest swapped before fsync": 3,
     "cursor advanced too far": 3,
     "retry lost on disconnect": 2,
     "generation dropped one too early": 2,
@@ -62,7 +61,7 @@ def _seen(report: Report) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_found(bug: str) -> None:
     """The invariants are really checked: a bug that breaks one of them does not pass."""
-    soonest = SOONEST.get(bug, SEEDS[0])
+    soonest = SOONEST.get(bug, SEEDS[-1])
     found = []
     with planted(bug):
         for seed in [soonest, *(seed for seed in SEEDS if seed != soonest)]:

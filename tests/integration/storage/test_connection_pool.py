@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.connection_pool import ConnectionPool
+from escapement.storage.engine.connection_pool import KEPT_S, ConnectionPool
 from escapement.storage.engine.open import open_engine
 
 
@@ -16,6 +16,19 @@ def test_connections_are_used_again(engine: Engine) -> None:
             assert first is not second
         with pool.use() as one, pool.use() as other:
             assert {one, other} == {first, second}
+
+
+def test_connections_that_a_burst_opened_are_closed_when_they_are_not_used(engine: Engine) -> None:
+    now_s = 0.0
+    with closing(ConnectionPool(engine, lambda: now_s)) as pool:
+        with pool.use() as first, pool.use() as second, pool.use() as third:
+            pass
+        for _ in range(3):  # the last one to come back is used
+            now_s += KEPT_S / 2
+            with pool.use() as used:
+                assert used is first
+                assert used.execute("SELECT 1").rows == [(1,)]
+        assert (first.ended, second.ended, third.ended) == (False, True, True)
 
 
 def test_connection_is_closed_after_an_error_in_its_block(engine: Engine) -> None:

@@ -153,11 +153,11 @@ class Traffic(Consuming):
         spread = (spread_ms, "ms") if spread_ms else None
         await self.catch_up()
 
-        tries = 0
+        tries, asked_ms = 0, self.now_ms
 
         async def request() -> Any:
-            nonlocal tries
-            tries += 1
+            nonlocal tries, asked_ms
+            tries, asked_ms = tries + 1, self.now_ms
             return await self.broker.reschedule(
                 named, at=moment(due_ms), topic=TOPIC, spread=spread
             )
@@ -168,16 +168,23 @@ class Traffic(Consuming):
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
                 seed = seeds(outcome.id.topic, np.array([outcome.id.offset]))
                 at_ms = due_ms + int(places_ms(seed, spread_ms)[0])
-                self.note_rescheduled(outcome, at_ms, repeated=tries > 1)
+                self.note_rescheduled(outcome, at_ms, asked_ms, repeated=tries > 1)
 
         await self.ask_again_after_crash(ask)
 
     def note_rescheduled(
-        self, outcome: Any, due_ms: int, *, racing: bool = False, repeated: bool = False
+        self,
+        outcome: Any,
+        due_ms: int,
+        asked_ms: int,
+        *,
+        racing: bool = False,
+        repeated: bool = False,
     ) -> None:
         """Check an outcome of a reschedule and note it.
 
         Args:
+          asked_ms: when the broker got the request. In an outage its commit may take seconds.
           racing: the message may have been cancelled just before or after.
           repeated: the message may have been moved by an earlier request whose answer was lost.
         """
@@ -199,14 +206,15 @@ class Traffic(Consuming):
                 elif offset not in expectation.maybe_kept_due_ms:
                     expectation.kept_due_ms.setdefault(offset, message.due_ms)
         model.reschedules += 1
-        # A past time becomes now, or the first time of a subscription that began just now.
+        # A past time becomes the time of the request, or the first time of a subscription that
+        # began just then.
         shared = [
             expectation
             for expectation in model.expectations.values()
             if not expectation.in_log_order
         ]
-        waits = [one for one in shared if one.since_ms == self.now_ms + 1]
-        earliest_ms = self.now_ms + any(offset < one.since_offset for one in waits)
+        waits = [one for one in shared if one.since_ms == asked_ms + 1]
+        earliest_ms = asked_ms + any(offset < one.since_offset for one in waits)
         message.due_ms = max(due_ms, earliest_ms)
         message.first_ms = min(message.first_ms, message.due_ms)
         message.since_ms = self.now_ms
@@ -313,7 +321,7 @@ class Traffic(Consuming):
         for outcome in cancelled:
             self.note_cancelled(outcome, racing=True)
         for outcome in rescheduled:
-            self.note_rescheduled(outcome, due_ms, racing=True)
+            self.note_rescheduled(outcome, due_ms, self.now_ms, racing=True)
 
     def random_offsets(self) -> list[int]:
         """Return random offsets, perhaps with the first one that does not exist."""

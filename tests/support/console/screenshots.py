@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 from escapement import testing
 from support.console.addresses import PICTURES
 from support.console.chromium import Chromium, running_chromium
-from support.console.filled import Filled, filled
+from support.console.filled import ORDERS, Filled, filled
 from support.console.pictures import with_palette
 from support.console.tab import Tab, browsing, serving
 
@@ -37,6 +37,8 @@ async def _of_theme(chromium: Chromium, shop: Filled, url: str, folder: Path, th
         for name, address in PICTURES.items():
             await tab.open(address)
             await _write(tab, folder / f"{name}-{theme}.png")
+        await tab.previews(ORDERS, "cancel")
+        await _write(tab, folder / f"act-{theme}.png")
     async with browsing(chromium, url, token=shop.admin.text, dark=is_dark, phone=True) as tab:
         await tab.open(PICTURES["timeline"])
         await _write(tab, folder / f"phone-{theme}.png")

@@ -66,6 +66,13 @@ class Tab:
         """Return the path and the query of the page."""
         return await self.does(lambda page: page.url.removeprefix(self.url))
 
+    async def previews(self, topic: str, action: str) -> None:
+        """Select all messages on the page Find of a topic, and open the preview of an action."""
+        await self.open(f"/find?where={topic}")
+        await self.click("[data-all]")
+        await self.click(f"[data-selection] button[value={action}]")
+        await self.has("form[action='/act/now']")
+
     async def goes(self, path: str) -> None:
         """Wait until the tab shows a page."""
         await self.does(lambda page: page.wait_for_url(self.url + path))

@@ -17,8 +17,9 @@ import trio
 
 from escapement.console.app import ConsoleApp
 from escapement.console.config import ConsoleConfig
-from escapement.gateway.clients import Clients
+from escapement.gateway.clients import Clients, Connect
 from escapement.testing import World
+from escapement.testing.clock import VirtualClock
 
 LOCAL: Final = ("127.0.0.1", 1)
 _URL: Final = "http://127.0.0.1:7653"
@@ -82,10 +83,28 @@ async def visiting(
       client: the address of the browser.
       config: fields of the console's configuration, such as ``banner``.
     """
+
+    def connect(token: str) -> Any:
+        return world.connect(token=token or None)
+
+    async with visiting_at(connect, world.clock, token, client=client, **config) as visitor:
+        yield visitor
+
+
+@asynccontextmanager
+async def visiting_at(
+    connect: Connect,
+    clock: VirtualClock,
+    token: str = "",
+    *,
+    client: tuple[str, int] = LOCAL,
+    **config: Any,
+) -> AsyncIterator[Visitor]:
+    """Run a console that connects to brokers with ``connect``, and visit it, as ``visiting``."""
     config = ConsoleConfig("127.0.0.1", 0, **config)
     async with trio.open_nursery() as nursery:
-        clients = Clients(lambda token: world.connect(token=token or None), nursery)
-        app = ConsoleApp(config, clients, world.clock.now_ms)
+        clients = Clients(connect, nursery)
+        app = ConsoleApp(config, clients, clock.now_ms)
         transport = httpx.ASGITransport(app.asgi, client=client, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=_URL) as http:
             visitor = Visitor(http)

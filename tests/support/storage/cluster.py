@@ -20,6 +20,7 @@ from escapement.broker.directory import Place, wanted_bundle
 from escapement.broker.front.front import Front
 from escapement.broker.node.node_directory import NodeDirectory
 from escapement.broker.runners import Runners
+from escapement.broker.shared_parts import SharedParts
 from escapement.client.connect import Connecting
 from escapement.client.connection.address import Address, Addresses
 from escapement.client.connection.lines import Lines
@@ -196,7 +197,7 @@ class Cluster:
             Runners.all_by(inline),
             self.config,
             bundle_id,
-            node.output,
+            SharedParts(output=node.output),
         )
         broker.directory = self
         with trio.CancelScope() as incarnation:

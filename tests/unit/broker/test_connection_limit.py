@@ -10,6 +10,7 @@ from escapement.storage.engine.mysql.connection_limit import PER_BUNDLE, PER_NOD
 
 def test_connections_cover_the_lanes_and_threads_of_a_node() -> None:
     """B8: a start has two connections more, for its recovery and the fill of its index."""
-    assert DEFAULT_LIMITS.commit_lanes + 2 == PER_BUNDLE
-    assert PER_NODE >= WORK_THREADS + LOOK_THREADS + LEASE_KEEPERS
-    assert [needed(count) for count in (1, 16, MAX_BUNDLES)] == [34, 94, 286]
+    shared = DEFAULT_LIMITS.commit_lanes
+    assert DEFAULT_LIMITS.of_bundle(16).commit_lanes + 2 == PER_BUNDLE
+    assert WORK_THREADS + LOOK_THREADS + LEASE_KEEPERS + shared <= PER_NODE
+    assert [needed(count) for count in (1, 16, MAX_BUNDLES)] == [35, 80, 224]

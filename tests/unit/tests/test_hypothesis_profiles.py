@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 
 def test_inputs_are_the_same_in_each_run_unless_the_environment_asks_for_others() -> None:
-    """A landing never fails by chance."""
+    """A change never fails by chance."""
     wanted = "random" if os.environ.get("ESCAPEMENT_RANDOM") else "fixed"
     assert settings.default == settings.get_profile(wanted)
     first, second = drawn(), drawn()

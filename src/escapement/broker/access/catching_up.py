@@ -17,6 +17,8 @@ from typing import Final
 
 import trio
 
+from escapement.errors import StorageError
+
 INTERVAL_S: Final = 1.0
 
 
@@ -34,7 +36,9 @@ class CatchingUp:
         self._version = version
         self._refresh = refresh
         self._known = -1  # the last refresh has read the tables of this version, or of a later one
-        self._looks = 0  # that have begun
+        self._begun = 0  # number of looks that have begun
+        self._ended = 0  # the last of them that has ended, and was not cancelled
+        self._error: StorageError | None = None  # of that look
         self._next_s = -inf  # when the next look may begin
         self._lock = trio.Lock()
 
@@ -44,14 +48,24 @@ class CatchingUp:
         Raises:
           StorageError: if the database cannot be read.
         """
-        looks = self._looks
+        begun = self._begun
         async with self._lock:
-            if self._looks > looks:
-                return
-            await trio.sleep_until(self._next_s)
-            self._looks += 1
-            self._next_s = trio.current_time() + INTERVAL_S
+            if self._ended <= begun:
+                await trio.sleep_until(self._next_s)
+                self._begun += 1
+                self._next_s = trio.current_time() + INTERVAL_S
+                self._error = await self._look()
+                self._ended = self._begun
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+
+    async def _look(self) -> StorageError | None:
+        """Read the version, and the tables if it has changed. Return the error, if it fails."""
+        try:
             version = await self._version()
             if version != self._known:
                 await self._refresh()
                 self._known = version
+        except StorageError as error:
+            return error
+        return None

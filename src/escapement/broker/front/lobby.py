@@ -91,6 +91,7 @@ class Lobby:
         self._explains = explains
         self._on_first = on_first
         self._guests: dict[int, Guest] = {}  # by descriptor; the oldest first
+        self._entered = trio.Event()  # set when there are guests
         self._epoll = select.epoll()
 
     def __len__(self) -> int:
@@ -139,6 +140,9 @@ class Lobby:
         """Close guests whose time is over."""
         late = ProtocolError("the peer was silent for too long")
         while True:
+            if not self._guests:
+                self._entered = trio.Event()
+                await self._entered.wait()
             await trio.sleep(_SWEEP_S)
             handled = 0
             while (guest := next(iter(self._guests.values()), None)) is not None:
@@ -160,6 +164,7 @@ class Lobby:
         guest = Guest(sock, seat, trio.current_time() + self._timeout_s)
         seat.end = lambda: self._close(guest)
         self._guests[sock.fileno()] = guest
+        self._entered.set()
         _wake_at(sock, guest.needs_bytes)
         self._epoll.register(sock.fileno(), _EVENTS)
 

@@ -1,13 +1,13 @@
 """The inbox relay: moves inbox entries into the logs of their target topics.
 
 An *inbox entry* is a batch of messages in the database that is to be published to a topic. An
-*inbox target* is the full name of such a topic, which need not exist yet. One task polls the inbox
-at an interval for entries of other processes, and looks at once when this broker has written
-entries. In each *round* it reads a *step* of every target: a bounded number of its entries. The
-step becomes one append, which takes the same way as a publish. The append's transaction removes the
-entries from the inbox. So each entry is moved exactly once, in the order of its target. A target
-has one step of its own entries in progress at a time, and all steps that are read together are
-bounded in bytes.
+*inbox target* is the full name of such a topic, which need not exist yet. The relay looks for
+entries when this broker has written some, and whenever the inbox watch of the process
+(broker/inbox/inbox_watch.py) has found some, of any process. In each *round* it reads a *step* of
+every target: a bounded number of its entries. The step becomes one append, which takes the same way
+as a publish. The append's transaction removes the entries from the inbox. So each entry is moved
+exactly once, in the order of its target. A target has one step of its own entries in progress at a
+time, and all steps that are read together are bounded in bytes.
 
 Entries that cannot be moved are never lost, and they delay no other target:
 
@@ -45,6 +45,7 @@ import trio
 from escapement.broker.inbox.amended_entries import begin
 from escapement.broker.inbox.amender import Amender
 from escapement.broker.inbox.decoded_entries import DecodedEntry, Found, open_steps
+from escapement.broker.inbox.inbox_watch import InboxWatch
 from escapement.broker.inbox.refusals import Refusals
 from escapement.broker.inbox.relay_load import Load, Submitted
 from escapement.broker.limits import BrokerLimits
@@ -103,6 +104,7 @@ class InboxRelay:
     def __init__(
         self,
         connections: ConnectionPool,
+        watch: InboxWatch,
         registry: Registry,
         pipeline: CommitPipeline,
         publishing: Publishing,
@@ -117,6 +119,7 @@ class InboxRelay:
         Args:
           keep: ensures that a dead-letter topic has the subscription that keeps its messages.
         """
+        self._watch = watch
         self._amender = amender
         self._keep = keep
         self._amending: frozenset[str] = frozenset()  # busy targets when the step was read
@@ -187,15 +190,20 @@ class InboxRelay:
     async def run(self) -> None:
         """Move inbox entries into topics, forever."""
         outage = Outage("inbox.waiting", "inbox entries wait")
-        while True:
-            self._wake = trio.Event()  # entries that come during the round cause another one
-            with outage:
-                while await self._round():
-                    pass
-            now_s = trio.current_time()
-            rest_s = max(self._refusals.next_s(now_s) - now_s, _SHORTEST_S)
-            with trio.move_on_after(min(self._limits.inbox_poll_s, rest_s)):
-                await self._wake.wait()
+        with self._watch.telling(self._look):
+            while True:
+                self._wake = trio.Event()  # entries that come during the round cause another one
+                with outage:
+                    while await self._round():
+                        pass
+                now_s = trio.current_time()
+                rest_s = max(self._refusals.next_s(now_s) - now_s, _SHORTEST_S)
+                with trio.move_on_after(rest_s):
+                    await self._wake.wait()
+
+    def _look(self, is_occupied: bool) -> None:
+        if is_occupied or self.blocked:  # if not occupied, ``blocked`` is out of date
+            self._wake.set()
 
     async def _round(self) -> bool:
         """Move at least one step of every inbox target. Return whether to begin another round."""

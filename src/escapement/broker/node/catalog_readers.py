@@ -29,6 +29,10 @@ class CatalogReaders:
         self._reading: set[Broker] = set()
         self._turns = trio.Semaphore(_AT_ONCE)
 
+    def made(self, broker: Broker, version: int) -> None:
+        """Note that a broker starts, and so reads at least this version."""
+        self._versions[broker] = version
+
     def look(self, brokers: Collection[Broker], version: int, nursery: trio.Nursery) -> None:
         """Let those brokers read that have not read this version and do not read now.
 

@@ -30,6 +30,7 @@ from escapement.broker.crash import one_error
 from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.front.certificates import Certificates
 from escapement.broker.front.front import Front
+from escapement.broker.lookout import Lookout
 from escapement.broker.membership import RENEWALS_PER_LEASE, Membership
 from escapement.broker.node.balancer import Balancer, Decision, Situation
 from escapement.broker.node.catalog_readers import CatalogReaders
@@ -42,6 +43,7 @@ from escapement.broker.node.preparation import prepare
 from escapement.broker.node.reception import Reception
 from escapement.broker.runners import Runners
 from escapement.broker.session.observers import Observers
+from escapement.broker.shared_parts import SharedParts
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld, StorageError, StorageUnavailable
 from escapement.event_log import EventLog, log_fields
@@ -124,6 +126,7 @@ class Node:
         observers = Observers(engine, identity, clock, self._work, self._connections)
         choose = self.reception.choose
         self.front = Front(choose, config.limits, self._output, certificates, observers)
+        self._lookout = Lookout(self._connections, clock, self._work, config.limits)
         self._owned: dict[int, OwnedBundle] = {}
         self._failed_starts = FailedStarts()
         self._hint_log = HintLog()
@@ -167,6 +170,7 @@ class Node:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.membership.run)
                     nursery.start_soon(self._shared_writer.run, self.membership.member)
+                    nursery.start_soon(self._lookout.run)
                     nursery.start_soon(
                         self.reception.watch,
                         lambda: self.membership.left_ms,
@@ -393,10 +397,14 @@ class Node:
             self._make_runners(),
             replace(self.config, limits=self.config.limits.of_bundle(count)),
             bundle_id,
-            output=self._output,
-            membership=self.membership,
-            connections=self._connections,
-            shared_writer=None if count == 1 else self._shared_writer,
+            SharedParts(
+                membership=self.membership,
+                connections=self._connections,
+                writer=None if count == 1 else self._shared_writer,
+                lookout=self._lookout,
+                output=self._output,
+            ),
         )
         broker.directory = self.directory
+        self._catalog_readers.made(broker, self._catalog_version)
         return broker

@@ -31,7 +31,8 @@ from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.progress import Progress
 from escapement.storage.commit.commit import CommitPipeline
 
-LOOK_S: Final = 1.0
+# The pause before each round. Topics that become active at the same time have one round.
+PAUSE_S: Final = 1.0
 # How many topics are examined in one synchronous step, which takes a few milliseconds.
 _STEP_TOPICS: Final = 64
 # If a round leaves many topics active because they are in use, the next round begins when their
@@ -63,16 +64,24 @@ class Passivator:
         self._checkpointer = checkpointer
         self._progress = progress
         self._active_topics = active_topics
+        self._most = active_topics  # the next round begins when more topics are active
+        self._too_many = trio.Event()
         self._unschedule = unschedule
 
+    def grown(self) -> None:
+        """Look at the number of active topics, because another one has become active."""
+        if len(self._registry.active) > self._most:
+            self._too_many.set()
+
     async def run(self) -> None:
-        """Check each second whether too many topics are active; never returns."""
-        most = self._active_topics
+        """Make topics passive when too many are active, once a second at most; never returns."""
         while True:
-            await trio.sleep(LOOK_S)
-            if len(self._registry.active) > most:
+            await self._too_many.wait()
+            await trio.sleep(PAUSE_S)
+            self._too_many = trio.Event()
+            if len(self._registry.active) > self._most:
                 await self.round(self._active_topics // 2)
-                most = max(self._active_topics, int(len(self._registry.active) * _GROWTH))
+                self._most = max(self._active_topics, int(len(self._registry.active) * _GROWTH))
 
     async def round(self, stay: int = 0) -> None:
         """Make idle topics passive, the longest active first, until ``stay`` topics are active.

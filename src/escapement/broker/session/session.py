@@ -38,6 +38,7 @@ from escapement.errors import (
     RemoteProtocolError,
     ShuttingDown,
     StorageError,
+    StorageUnavailable,
     Unauthenticated,
     WrongBundle,
 )
@@ -54,6 +55,11 @@ _TURN_COMMANDS: Final = 64
 _REQUESTS: Final = 64
 # How long a peer that may not be connected any more has to receive the reason.
 _DISMISSAL_S: Final = 1.0
+# The answer to Hello if the token cannot be looked up. The peer may be anybody, so it does not
+# learn the error, which names the database and its user. The log has it.
+_UNCHECKED: Final = (
+    "the broker cannot read its database, and so cannot check the token; its log says why"
+)
 
 
 # Returns the broker that serves a peer, by the features of its Hello, or where the peer finds it.
@@ -205,7 +211,10 @@ class Session:
         except Unauthenticated as error:
             _log.info("connection.refused", "closing a connection: %s", error)
             self._outbound.last_words(error)
-        except (OtherDatabase, ShuttingDown, StorageError, WrongBundle) as error:
+        except StorageError as error:
+            _log.info("connection.refused", "closing a connection: %s", error)
+            self._outbound.last_words(StorageUnavailable(_UNCHECKED))
+        except (OtherDatabase, ShuttingDown, WrongBundle) as error:
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()

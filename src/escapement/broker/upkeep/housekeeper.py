@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from escapement.broker.outage import Outage
+from escapement.broker.outage import PASSING, Outage
 from escapement.broker.registry.changes import Transact, step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
@@ -27,7 +27,8 @@ from escapement.storage.blocking import Run
 from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog import producers
 from escapement.storage.cleanup import freeing, sqlite_vacuum
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Connection, TransactionAborted
+from escapement.storage.engine.connection_pool import ConnectionPool
 from escapement.storage.inbox import job, staged_batch
 from escapement.storage.lease import Lease
 from escapement.storage.log import table_sets
@@ -56,7 +57,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        engine: Engine,
+        connections: ConnectionPool,
         lease: Lease,
         log: Log,
         registry: Registry,
@@ -73,7 +74,8 @@ class Housekeeper:
           wants_next: returns whether the log should begin a new generation at this time, in ms.
           audit_retention_ms: how long the audit log keeps a row.
         """
-        self._engine = engine
+        self._connections = connections
+        self._engine = connections.engine
         self._lease = lease
         self._log = log
         self._registry = registry
@@ -112,12 +114,16 @@ class Housekeeper:
                 await self._run(self._count_sets)
         # Read the list of generations in each step: one may be retired and dropped between two
         # steps.
-        await self._step_by_step(
-            lambda connection: freeing.free_step(
-                connection, self._log.generations, self._lease.bundle_id
+        bundle_id = self._lease.bundle_id
+        if await self._is_wanted(partial(freeing.is_wanted, bundle_id=bundle_id)):
+            await self._step_by_step(
+                lambda connection: freeing.free_step(connection, self._log.generations, bundle_id)
             )
-        )
-        if self._serves_all and sqlite_vacuum.keeps(self._engine):
+        if (
+            self._serves_all
+            and sqlite_vacuum.keeps(self._engine)
+            and await self._is_wanted(sqlite_vacuum.is_wanted)
+        ):
             await self._step_by_step(sqlite_vacuum.give_back_step)
         if passed_ms >= self._forget_at_ms:
             self._forget_at_ms = passed_ms + _FORGETTING_MS
@@ -202,6 +208,21 @@ class Housekeeper:
                 free=free,
                 wanted=wanted,
             )
+
+    async def _is_wanted(self, look: Callable[[Connection], bool]) -> bool:
+        """Return whether some work has a first step, which is often not the case.
+
+        A step is a group commit, even if it finds nothing to do. It adds a row to the journal, and
+        the next checkpoint has to write the index for this row.
+        """
+        try:
+            return await self._run(self._look, look)
+        except PASSING:
+            return True  # the step tells the commit lanes of the outage
+
+    def _look(self, look: Callable[[Connection], bool]) -> bool:
+        with self._connections.use() as connection:
+            return look(connection)
 
     async def _step_by_step(self, step: Callable[[Connection], bool]) -> None:
         await step_by_step(self._transact, step)

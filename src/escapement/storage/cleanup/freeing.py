@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from escapement.storage import removal
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Row
 from escapement.storage.inbox.inbox import first_fitting
 from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.log.generation import Generation
@@ -39,6 +39,11 @@ OF_TOPICS: Final = {
 _CHUNKS: Final = ("cursor_chunks", "subscription_id", "chunk")
 
 
+def is_wanted(connection: Connection, bundle_id: int = 0) -> bool:
+    """Return whether an id of the bundle is marked, so that :func:`free_step` has work."""
+    return _marked(connection, bundle_id) is not None
+
+
 def free_step(
     connection: Connection, generations: Sequence[Generation], bundle_id: int = 0
 ) -> bool:
@@ -52,14 +57,10 @@ def free_step(
     Returns:
       Whether there was a mark, so that another step may be needed.
     """
-    found = connection.execute(
-        "SELECT kind, id FROM removals WHERE bundle_id = ?"
-        " AND kind NOT IN ('generation', 'namespace') LIMIT 1",
-        (bundle_id,),
-    ).rows
-    if not found:
+    found = _marked(connection, bundle_id)
+    if found is None:
         return False
-    kind, id = found[0]
+    kind, id = found
     if kind == "topic":
         log = {generation.table(id): "base_offset" for generation in generations}
         tables = log | OF_TOPICS
@@ -81,6 +82,16 @@ def free_step(
     if not more:
         removal.done(connection, kind, id)
     return True
+
+
+def _marked(connection: Connection, bundle_id: int) -> Row | None:
+    """Return the kind and the id of a mark of the bundle; None if there is none."""
+    rows = connection.execute(
+        "SELECT kind, id FROM removals WHERE bundle_id = ?"
+        " AND kind NOT IN ('generation', 'namespace') LIMIT 1",
+        (bundle_id,),
+    ).rows
+    return rows[0] if rows else None
 
 
 def _free_entries(connection: Connection, which: str, target_id: int) -> bool:

@@ -24,21 +24,30 @@ def keeps(engine: Engine) -> bool:
     return engine.kind == "sqlite"
 
 
+def is_wanted(connection: Connection) -> bool:
+    """Return whether there are pages to give back, so that :func:`give_back_step` has work."""
+    return _excess_pages(connection) > 0
+
+
 def give_back_step(connection: Connection) -> bool:
     """Give some free pages of the file back to the file system, inside the open transaction.
 
     Returns:
       Whether there may be more to give back.
     """
+    excess = _excess_pages(connection)
+    for _ in range(min(excess, _STEP_PAGES)):
+        # One page at a time. Python's sqlite3 executes only the first step of this statement, which
+        # returns one page, whatever number it is given.
+        connection.execute("PRAGMA incremental_vacuum(1)")
+    return excess > 0
+
+
+def _excess_pages(connection: Connection) -> int:
+    """Return how many more pages are free than shall stay free."""
     free, pages, mode = (
         int(connection.execute(f"PRAGMA {name}").rows[0][0])
         for name in ("freelist_count", "page_count", "auto_vacuum")
     )
     spare = _SPARE_PAGES + (pages - free) // _SPARE_SHARE
-    if not mode or free <= spare:
-        return False
-    for _ in range(min(free - spare, _STEP_PAGES)):
-        # One page at a time. Python's sqlite3 executes only the first step of this statement, which
-        # returns one page, whatever number it is given.
-        connection.execute("PRAGMA incremental_vacuum(1)")
-    return True
+    return max(free - spare, 0) if mode else 0

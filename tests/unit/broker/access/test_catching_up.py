@@ -72,3 +72,38 @@ async def test_a_look_that_fails_is_repeated_by_the_next_request(
         await catalog.catching_up.catch_up()
     catalog.fails = False
     await catalog.use()
+
+
+async def test_requests_that_share_a_look_fail_with_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """O1: none goes on with tokens and grants that were not read."""
+    catalog = Catalog()
+    catalog.fails = True
+    failed = []
+
+    async def use() -> None:
+        with pytest.raises(StorageUnavailable):
+            await catalog.catching_up.catch_up()
+        failed.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(use)
+    assert failed == [pytest.approx(0.1)] * 3
+
+
+async def test_request_that_waits_for_a_cancelled_look_looks_itself(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """O1: a client that leaves does not let another one in without a look."""
+    catalog = Catalog()
+    await catalog.catching_up.catch_up()
+    async with trio.open_nursery() as nursery, trio.open_nursery() as leaving:
+        leaving.start_soon(catalog.catching_up.catch_up)
+        await trio.testing.wait_all_tasks_blocked()  # until the next look may begin
+        nursery.start_soon(catalog.use)
+        await trio.sleep(INTERVAL_S)
+        assert (len(catalog.looks), catalog.refreshes) == (2, 2)  # it has not ended
+        leaving.cancel_scope.cancel()
+    assert (len(catalog.looks), catalog.refreshes) == (3, 3)

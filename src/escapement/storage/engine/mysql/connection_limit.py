@@ -13,11 +13,12 @@ from escapement.storage.engine.base import Connection, Engine
 
 _log = EventLog(__name__)
 
-# Two commit lanes, and two more while the bundle starts: of the recovery, and of the fill of the
+# A commit lane, and two more while the bundle starts: of the recovery, and of the fill of the
 # index.
-PER_BUNDLE: Final = 4
-# One for each thread that the bundles of a node share (broker/runners.py), and some for the rest.
-PER_NODE: Final = 20
+PER_BUNDLE: Final = 3
+# Two for shared transactions, or for the second lane of a single bundle; one for each thread that
+# the bundles of a node share (broker/runners.py), and some for the rest.
+PER_NODE: Final = 22
 # For commands, operators, and connections of a dead node that the server has not noticed yet.
 RESERVE: Final = 10
 
