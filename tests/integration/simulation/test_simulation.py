@@ -9,17 +9,18 @@ from simulation.report import Report
 from simulation.run import DAYS, run
 from support.seeds import seeds
 
-SEEDS = range(2, 5)
+# The second one begins with three bundles.
+SEEDS = (3, 5, 4)
 # The seed among these that finds a planted bug soonest, if that is not the last. If seeds do
-# something else after a change, `python -m simulation --bug BUG --first 2 --seeds 3` shows it
+# something else after a change, `python -m simulation --bug BUG --first 3 --seeds 3` shows it
 # again.
 SOONEST = {
     "ack forgotten at checkpoint": 3,
     "cursor advanced too far": 3,
-    "retry lost on disconnect": 2,
-    "generation dropped one too early": 2,
+    "retry lost on disconnect": 5,
+    "generation dropped one too early": 5,
     "lease not checked for answers": 3,
-    "draining node keeps bundles": 2,
+    "draining node keeps bundles": 5,
 }
 # Virtual days of the runs for a planted bug that is found only at the end of a run.
 FEW_DAYS = {"draining node keeps bundles": 2}
