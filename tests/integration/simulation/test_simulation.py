@@ -11,7 +11,8 @@ from support.seeds import seeds
 
 SEEDS = range(2, 5)
 # The seed among these that finds a planted bug soonest, if that is not the last. If seeds do
-# something else after a change, `python -m simulation --bug BUG --first 2 --seeds 3` shows it again.
+# something else after a change, `python -m simulation --bug BUG --first 2 --seeds 3` shows it
+# again.
 SOONEST = {
     "ack forgotten at checkpoint": 3,
     "cursor advanced too far": 3,

@@ -158,6 +158,17 @@ async def test_lost_lease_of_one_bundle_stops_no_other_bundle(engine: Engine, lo
         check_promises(engine, tickets_of(houses))
 
 
+async def test_missing_lease_row_of_one_bundle_stops_no_other_bundle(engine: Engine) -> None:
+    """An operator may have deleted it."""
+    async with sharing(engine, 3) as (houses, _):
+        topics = await topics_of(houses)
+        with contextlib.closing(engine.connect()) as connection:
+            connection.execute("DELETE FROM leases WHERE bundle_id = 2")
+        tickets = await append_to_each(houses, topics, b"second")
+        assert [ticket.offset for ticket in tickets] == [1, 1, None]
+        assert isinstance(tickets[2].error, LeaseLost)
+
+
 @pytest.mark.parametrize("engine", ["mysql"], indirect=True)
 async def test_successor_takes_bundles_from_a_process_stopped_in_a_shared_transaction(
     engine: Engine,

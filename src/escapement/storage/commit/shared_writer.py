@@ -33,11 +33,10 @@ import trio
 
 from escapement.errors import LogDamaged, StorageError, StorageUnavailable
 from escapement.event_log import EventLog
-from escapement.failpoints import failpoint
 from escapement.storage import members
 from escapement.storage.blocking import Run
 from escapement.storage.commit.group import Group
-from escapement.storage.commit.writer import Writer, insertions
+from escapement.storage.commit.writer import Writer, commit, insertions
 from escapement.storage.engine.base import Connection, Engine, Step
 from escapement.storage.journal import journal
 from escapement.storage.lease import answer, question
@@ -272,11 +271,7 @@ class _SharedConnection:
             raise StorageError("the table leases lacks the row of a bundle")
         for lease, row in zip(held, found, strict=True):
             answer(lease, [row])
-        failpoint("before_commit")
-        if any(place.group.acks for place in places):
-            failpoint("ack_commit")
-        connection.commit()
-        failpoint("after_commit")
+        commit(connection, [place.group for place in places])
         for place in places:
             place.writer.last = place.group.position
 

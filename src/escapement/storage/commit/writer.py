@@ -125,11 +125,7 @@ class Writer:
             if group.prepares:
                 self._prepare(connection, group)
             self._insert(connection, group, [] if group.prepares else group.advances)
-            failpoint("before_commit")
-            if group.acks:
-                failpoint("ack_commit")
-            connection.commit()
-            failpoint("after_commit")
+            commit(connection, [group])
             self.last = group.position
         except StorageUnavailable:
             self.disconnect()
@@ -253,6 +249,15 @@ def insertions(lease: Lease, group: Group) -> list[Step]:
             encode_entry(entry),
         ),
     ]
+
+
+def commit(connection: Connection, groups: Sequence[Group]) -> None:
+    """Commit the open transaction, which has written these groups."""
+    failpoint("before_commit")
+    if any(group.acks for group in groups):
+        failpoint("ack_commit")
+    connection.commit()
+    failpoint("after_commit")
 
 
 def _run(connection: Connection, statement: Statement) -> None:
