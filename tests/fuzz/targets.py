@@ -31,7 +31,7 @@ from escapement.storage.index.segments.segment import (
     TRAILER_END,
     Segment,
 )
-from support.messages.command_samples import HELLO, SAMPLES, WELCOME
+from support.messages.command_samples import BODY, HELLO, SAMPLES, WELCOME
 
 _LENGTH: Final = struct.Struct(">I")
 _REST: Final = 0xFF  # as the length of a frame: it takes all of the input that is left
@@ -160,10 +160,9 @@ def seeds(target: str) -> list[bytes]:
         raw = b"".join(_LENGTH.pack(len(one)) + one for one in packed[:1])
         return [*short, b"\x04" + raw, b"\xfc" + raw]
     if target == "blocks":
-        body = SAMPLES[6].body  # type: ignore[attr-defined]
         return [
             b"\0\x02\0" + np.arange(4, dtype="<i8").tobytes(),
-            b"\x01\x03\0" + bytes(body),
+            b"\x01\x03\0" + bytes(BODY),
             b"\x02\x02\0" + bytes(8),
         ]
     if target == "segments":

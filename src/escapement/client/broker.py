@@ -74,9 +74,10 @@ class Broker:
         """Return this client with a reason for its requests, for the audit log of the broker.
 
         The result uses the same connections. It sends the reason with each administrative request,
-        each cancel, reschedule and run-now, and each bulk change. The broker records them with
-        this reason, and not with that of the ``Settings``. It also records cancels, reschedules and
-        run-nows of applications then. Brokers of an earlier version ignore the reason.
+        each cancel, reschedule and run-now, each bulk change, and each new producer. The broker
+        records them with this reason, and not with that of the ``Settings``. It also records
+        cancels, reschedules, run-nows and new producers of applications then. Brokers of an earlier
+        version ignore the reason.
 
         ::
 
@@ -142,7 +143,7 @@ class Broker:
         ).within(self.limits)
         producer_type = Producer if self._lines.tracer is None else TracedProducer
         line = await self._lines.of_topic(topic)
-        producer = producer_type(line, topic, name, serializer, bounds)
+        producer = producer_type(line, topic, name, serializer, bounds, self._reason)
         line.attach(producer)
         await producer._wait_opened()
         return producer

@@ -83,6 +83,8 @@ LIMIT_REPLACE_KEYS: Final = "max_replace_keys"
 LIMIT_REJECTS: Final = "max_rejects"
 # The most characters of the reason of a request. Only a broker that knows this field announces it.
 LIMIT_REASON: Final = "max_reason_chars"
+# The same of the reason of OpenProducer, a later field.
+LIMIT_PRODUCER_REASON: Final = "max_producer_reason_chars"
 # The most characters of the detail of a Reject. Only a broker that knows this field announces it.
 LIMIT_DETAIL: Final = "max_detail_chars"
 # The number of bundles, the bundle of the connection, and the epoch of its broker's lease. Only a

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -133,8 +135,22 @@ async def test_list_is_filtered_and_paged(
                 await broker.admin("audit.list", **wrong)
 
 
+async def create(broker: escapement.Broker, topic: str) -> None:
+    """Create a topic."""
+    await broker.admin("topics.create", topic=topic)
+
+
+async def publish(broker: escapement.Broker, topic: str) -> None:
+    """Publish a message, which creates the topic."""
+    producer = await broker.producer(topic, send_timeout=(1, "s"))
+    await producer.send(b"x")
+
+
+@pytest.mark.parametrize("change", [create, publish])
 async def test_change_is_never_without_a_row_although_the_broker_dies_at_any_step(
-    mock_clock: trio.testing.MockClock, engine: Engine
+    mock_clock: trio.testing.MockClock,
+    engine: Engine,
+    change: Callable[[escapement.Broker, str], Awaitable[None]],
 ) -> None:
     """B17: after a crash the row may lack the outcome, and no change lacks its row."""
     faulty = FaultyEngine(engine)
@@ -143,14 +159,14 @@ async def test_change_is_never_without_a_row_although_the_broker_dies_at_any_ste
         for number in count(1):
             topic = f"a/b/t{number}"
 
-            async def create(topic: str = topic) -> None:
+            async def work(topic: str = topic) -> None:
                 with suppress(EscapementError):
                     async with client(world) as broker:
-                        await broker.admin("topics.create", topic=topic)
+                        await change(broker, topic)
 
             faulty.before = dies = DiesAt(number)
             with trio.move_on_after(3):
-                await finish(world, create)
+                await finish(world, work)
             await world.crash()
             faulty.before = no_fault
             await world.restart()
@@ -204,6 +220,41 @@ async def test_people_and_applications_cancel_messages(
         found = await actions(person)
         assert [one["verb"] for one in found] == ["messages.reschedule", "messages.cancel"]
         assert json.loads(found[1]["arguments"]) == {"messages": 1, "offsets": [1]}
+
+
+async def test_people_who_publish_leave_a_row_and_applications_only_with_a_reason(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """B17: one for each producer, also if it sends many messages, or reconnects."""
+    async with testing.start(engine=engine) as world:
+        root = (await begin(world)).text
+        async with (
+            client(world, reason="ticket 1", token=root) as person,
+            client(world, "shop", reason="nightly", token=root) as shop,
+        ):
+            async with await shop.producer("t") as producer:
+                await producer.send(b"x")
+            async with await person.producer("t") as producer:
+                await producer.send_many([b"x"] * 10)
+                await world.crash()
+                await world.restart()
+                await finish(world, partial(producer.send, b"y"))
+                named = producer.name
+            async with await shop.because("ticket 2").producer("t", name="p") as producer:
+                await producer.send(b"x")
+            guest = (await new_token(person, "guest")).text
+            async with client(world, token=guest) as other:
+                with pytest.raises(AccessDenied):
+                    await other.producer("t")
+            found = [*reversed(await actions(person, verbs="messages.produce"))]
+            assert (await person.admin("topics.stats", topic="t"))["next_offset"] == 13
+    assert {one["object"] for one in found} == {"public/default/t"}
+    assert [(one["role"], one["client"], one["reason"], one["outcome"]) for one in found] == [
+        ("root", "cli", "ticket 1", "done"),
+        ("root", "shop", "ticket 2", "done"),
+        ("guest", "cli", None, "access_denied"),
+    ]
+    assert [json.loads(one["arguments"])["producer"] for one in found[:2]] == [named, "p"]
 
 
 async def test_each_request_may_have_a_reason_of_its_own(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import trio.testing
 
 from escapement import testing
 from escapement.console.visit.view import ZONE_COOKIE
-from support.console.visitor import visiting
+from escapement.storage.engine.base import Engine
+from support.console.forms import form_of
+from support.console.visitor import text_of, visiting, visiting_at
 from support.roles import begin, connected, new_token
 
 _MORE = re.compile(r'href="(/audit\?[^"]+)">Older actions')
@@ -50,3 +53,31 @@ async def test_audit_page_is_filtered_and_has_older_actions(
             older = found[1].replace("&amp;", "&")
             assert await count(older) == 2
             assert "shop/eu/t0 " in await visitor.text(older)
+
+
+async def test_message_of_the_page_produce_is_on_the_audit_page(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """B17: with who, when, the topic and why; a message without a reason too."""
+    async with testing.start(engine=engine) as world:
+        root = (await begin(world)).text
+
+        def connect(token: str) -> Any:
+            return world.connect(name="console", token=token)
+
+        async with visiting_at(connect, world.clock, root) as visitor:
+            sent = {"topic": "shop/eu/a", "create": "shop/eu/a", "payload": "x"}
+            refused = await visitor.send("/produce", sent | {"delay": "?", "when": "delay"})
+            form = form_of(await visitor.get("/produce"), "/produce")
+            assert form["reason"] == [""]
+            assert "messages.produce" not in await visitor.text("/audit")
+            assert refused.status_code == 400
+            assert "is stored" in text_of(
+                await visitor.send("/produce", sent | {"reason": "ticket 4711"})
+            )
+            await world.clock.advance(seconds=1)
+            assert "is stored" in text_of(await visitor.send("/produce", sent))
+            text = await visitor.text("/audit?verb=messages.produce&role=root&object=shop/eu/a")
+            assert text.count("root console messages.produce 1 argument producer") == 2
+            assert text.count("shop/eu/a ticket 4711 done") == 1
+            assert text.count("shop/eu/a – done") == 1

@@ -121,13 +121,19 @@ async def test_dead_letter_is_edited_and_sent_again(mock_clock: trio.testing.Moc
             assert "The message is stored." in shown
             assert "deleted" not in shown
             assert await _left(broker) == 4
-            shown = text_of(await visitor.send("/produce", fields | {"purge": "true"}))
+            both = {"purge": "true", "reason": "ticket 4711"}
+            shown = text_of(await visitor.send("/produce", fields | both))
             assert "The dead letter is deleted." in shown
             assert await _left(broker) == 3
             again = [one async for page in broker.read(TOPIC, 4) for one in page]
             assert [one.payload for one in again] == [b"order 2, corrected"] * 2
             assert again[0].properties == {"number": 2}
             assert again[0].priority == 7
+            found = (await broker.admin("audit.list", count=2))["actions"]
+            assert [(one["verb"], one["object"], one["reason"]) for one in found] == [
+                ("dlq.purge", TOPIC, "ticket 4711"),
+                ("messages.produce", TOPIC, "ticket 4711"),
+            ]
 
 
 async def test_all_dead_letters_are_sent_back_by_a_job(mock_clock: trio.testing.MockClock) -> None:

@@ -33,7 +33,7 @@ def lose_index(world: World) -> None:
         path.unlink()
 
 
-async def finish(world: World, work: Callable[[], Awaitable[None]]) -> None:
+async def finish(world: World, work: Callable[[], Awaitable[object]]) -> None:
     """Run work to its end, or to an unavailable database, while time passes."""
     ended = False
 

@@ -23,6 +23,7 @@ SAMPLES: list[c.Command] = [
     c.Refused(1, 0, -1, "busy", "later", True),
     c.Done(4),
     c.OpenProducer(1, 1, "t", "", -1),
+    c.OpenProducer(1, 1, "t", "", -1, "ticket 4711"),
     c.ProducerReady(1, 1, "persistent://public/default/t", "p", 2, -1),
     c.Publish(1, 0, -1, None, None, BODY),
     c.Publish(1, 5, 3, COLUMN, COLUMN, BODY),

@@ -35,13 +35,16 @@ UNRECORDED: Final = READS | {
 # Requests that applications make while they process messages. They are recorded only if a person
 # makes them, or if they have a reason of their own.
 OF_APPLICATIONS: Final = frozenset({"tables.ack", "groups.close"})
-# The commands that are recorded like these, and the names that they get.
+# The commands that are recorded if a person sends them, and the names that they get.
 COMMANDS: Final[dict[type[wire.Command], str]] = {
     wire.Cancel: "messages.cancel",
     wire.Reschedule: "messages.reschedule",
+    wire.OpenProducer: "messages.produce",
 }
 # The names of the clients through which people and agents work.
 PEOPLE: Final = frozenset({"cli", "console", "http", "mcp"})
+# Those that open a producer for each action. An agent shares producers between its calls.
+PUBLISHING_PEOPLE: Final = frozenset({"cli", "console"})
 
 # The arguments that name the object of an action; the first that is given counts.
 _OBJECTS: Final = (
@@ -118,14 +121,29 @@ def recorded_verb(verb: str, arguments: Mapping[str, Any], origin: Origin) -> Re
 
 
 def recorded_command(command: wire.Command, origin: Origin) -> Request | None:
-    """Return what to record of a command to cancel or reschedule messages, or None."""
+    """Return what to record of a command to cancel, reschedule or produce messages, or None.
+
+    A producer is recorded when it is opened, so its messages cost nothing more.
+    """
     verb = COMMANDS.get(type(command))
     if verb is None:
         return None
-    assert isinstance(command, wire.Cancel | wire.Reschedule)
+    assert isinstance(command, wire.Cancel | wire.Reschedule | wire.OpenProducer)
     origin = origin.because(command.reason)
-    if not origin.is_person:
+    if isinstance(command, wire.OpenProducer):
+        is_recorded = origin.client in PUBLISHING_PEOPLE or origin.is_explained
+        if not is_recorded or command.epoch >= 0:  # it reconnects, and has a row
+            return None
+        given: dict[str, Any] = {"producer": command.name}
+    elif origin.is_person:
+        given = _amendment(command)
+    else:
         return None
+    return Request(verb, full_or_same(command.topic), described(given), origin.reason)
+
+
+def _amendment(command: wire.Cancel | wire.Reschedule) -> dict[str, Any]:
+    """Return the arguments of a command that changes messages."""
     offsets = command.offsets
     given = {"messages": len(offsets), "offsets": [int(one) for one in offsets[:_SHORT_LIST]]}
     if isinstance(command, wire.Reschedule):
@@ -133,7 +151,7 @@ def recorded_command(command: wire.Command, origin: Origin) -> Request | None:
             if (value := getattr(command, name)) >= 0:
                 given[name] = value
         given["spread_ms"] = command.spread_ms
-    return Request(verb, full_or_same(command.topic), described(given), origin.reason)
+    return given
 
 
 def object_of(given: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch, Times
 from escapement.names import TopicName, anonymous_name, check_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
+from escapement.protocol.limits import LIMIT_PRODUCER_REASON
 
 
 class Producer(Attached):
@@ -60,6 +61,7 @@ class Producer(Attached):
         name: str | None,
         choice: SerializerLike,
         bounds: Bounds,
+        reason: str,
     ) -> None:
         super().__init__(line)
         self.topic: Final = TopicName.parse(topic).full
@@ -68,6 +70,7 @@ class Producer(Attached):
         self._serializer = serializer(choice)
         self._outbox = Outbox(bounds, Retry(), self.name)
         self._epoch = -1
+        self._reason = reason  # for the audit log; "" if the client gives none
 
     @property
     def next_sequence(self) -> int:
@@ -426,7 +429,10 @@ class Producer(Attached):
         return self._outbox.full
 
     def _request(self, request_id: int) -> Command:
-        return wire.OpenProducer(request_id, self._id, self.topic, self.name, self._epoch)
+        link = self._line.link
+        is_known = link is not None and LIMIT_PRODUCER_REASON in link.welcome.limits
+        reason = self._reason if is_known else ""
+        return wire.OpenProducer(request_id, self._id, self.topic, self.name, self._epoch, reason)
 
     def _closing(self, request_id: int) -> Command:
         return wire.CloseProducer(request_id, self._id)

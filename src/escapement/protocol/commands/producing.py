@@ -23,6 +23,7 @@ from escapement.protocol.fields import (
     OptionalDigests,
     OptionalInt64Column,
     OptionalName,
+    Reason,
     ReplaceModes,
     Topic,
 )
@@ -38,6 +39,9 @@ class OpenProducer(Command):
     A producer that reconnects sends the epoch that it has, and keeps it. The broker refuses it with
     ``producer_fenced`` if the name has a newer epoch. So if two producers of one name reconnect,
     the one that was started last keeps the name, not the one that connects last.
+
+    ``reason`` is why the producer publishes, for the audit log. A broker that announces
+    ``LIMIT_PRODUCER_REASON`` knows this field.
     """
 
     request_id: Id
@@ -45,6 +49,9 @@ class OpenProducer(Command):
     topic: Topic
     name: OptionalName
     epoch: CountOrNone
+    reason: Reason = ""
+
+    OPTIONAL_FIELDS = 1
 
 
 @command(11, "broker")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,6 +78,27 @@ def test_changes_of_messages_are_recorded_for_people_only() -> None:
     }  # fmt: skip
     assert recorded_command(command, APPLICATION) is None
     assert recorded_command(wire.Find(1, "orders", b"k"), CLI) is None
+
+
+def test_producers_are_recorded_for_people_and_with_a_reason_of_their_own() -> None:
+    """B17: once, when they are new. Agents publish over producers that they share."""
+    new = wire.OpenProducer(1, 1, "orders", "p", -1)
+    request = recorded_command(new, CLI._replace(reason="4711"))
+    assert request is not None
+    assert request[:2] == ("messages.produce", "public/default/orders")
+    assert (json.loads(request.arguments), request.reason) == ({"producer": "p"}, "4711")
+    explained = replace(new, reason="4712")
+    for origin, wanted in (
+        (Origin("console"), True),
+        (Origin("mcp"), False),
+        (APPLICATION._replace(reason="4711"), False),
+    ):
+        assert (recorded_command(new, origin) is not None) is wanted
+        assert recorded_command(replace(new, epoch=0), origin) is None
+        known = recorded_command(explained, origin)
+        assert known is not None
+        assert known.reason == "4712"
+        assert recorded_command(replace(explained, epoch=0), origin) is None
 
 
 def test_arguments_have_no_secrets_and_no_content() -> None:

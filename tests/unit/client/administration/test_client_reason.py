@@ -10,7 +10,7 @@ import pytest
 import escapement.sync
 from escapement.errors import InvalidRequest
 from escapement.protocol import commands as wire
-from escapement.protocol.limits import LIMIT_REASON, MAX_REASON_CHARS
+from escapement.protocol.limits import LIMIT_PRODUCER_REASON, LIMIT_REASON, MAX_REASON_CHARS
 from support.client_peer import Peer, connect, on_both
 from support.listening_peer import listening
 
@@ -45,6 +45,25 @@ async def test_reason_is_sent_again_and_only_to_brokers_that_know_it() -> None:
                 broker.because("x" * 501)
 
 
+@on_both
+async def test_new_producers_give_the_reason_to_brokers_that_know_it() -> None:
+    """B17: also after a reconnect to another version. The producers of the client itself do not."""
+    async with Peer.running() as peer:
+        known = {LIMIT_REASON: MAX_REASON_CHARS, LIMIT_PRODUCER_REASON: MAX_REASON_CHARS}
+        peer.limits = known
+        async with connect(peer) as broker:
+            await broker.producer("t")
+            producer = await broker.because("ticket 4711").producer("t")
+            for limits in ({LIMIT_REASON: MAX_REASON_CHARS}, known):
+                peer.limits = limits
+                await peer.cut()
+                await producer.send(b"x")
+    opened = [one for one in peer.heard_of(wire.OpenProducer) if one.name == producer.name]
+    assert [one.reason for one in opened] == ["ticket 4711", "", "ticket 4711"]
+    others = [one for one in peer.heard_of(wire.OpenProducer) if one.name != producer.name]
+    assert {one.reason for one in others} == {""}
+
+
 def test_blocking_client_gives_reasons_too() -> None:
     """B17: only the requests of the object that ``because`` returns have the reason."""
     with listening() as (peer, _, address):
@@ -65,6 +84,7 @@ def test_blocking_client_gives_reasons_too() -> None:
         (wire.Admin(1, "topics.list", {}), 4),
         (wire.Cancel(1, "t", np.array([7])), 4),
         (wire.Reschedule(1, "t", np.array([7]), 5, -1, 0), 7),
+        (wire.OpenProducer(1, 1, "t", "p", -1), 6),
     ],
     ids=lambda value: type(value).__name__,
 )
