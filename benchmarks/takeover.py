@@ -1,6 +1,7 @@
 """How soon a broker without a delayed index delivers, however many messages are pending.
 
     python benchmarks/takeover.py [--pending 1000000,10000000] [--finished 0] [--runs 3] [--sqlite]
+        [--index removed|copied|linked]
 
 A broker that takes a database over on another machine has no index. The script publishes a million
 messages of 20 random bytes, in batches of 10,000, to a topic with a subscription. They are due at
@@ -11,11 +12,16 @@ again. With --finished, the log also has this many rows (of one message each, ro
 of two) that were due an hour ago or before and that no subscription wants. It prints the seconds
 from the start of the process until it serves, until a consumer has the first overdue message, and
 until the consumer has all of them.
+
+With --index copied or linked, the broker starts with the files of the index that the killed one
+had. They are copied or linked when the time has begun, as a new owner would do that fetches them
+from a directory which the nodes share.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import sys
@@ -121,20 +127,41 @@ async def take(url: str) -> tuple[float, float]:
         return first_s, last_s
 
 
-def once(broker: BrokerProcess) -> tuple[float, float, float]:
-    """Kill the broker, and start it without its index. Return the three durations."""
+def once(broker: BrokerProcess, index: str) -> tuple[float, float, float]:
+    """Kill the broker, and start it without its index, or with fetched files of it.
+
+    Returns the three durations.
+    """
     trio.run(publish, broker.url, OVERDUE, 1_000, 1_000)
     time.sleep(2)
     broker.kill()
-    shutil.rmtree(broker.index)
+    shared = broker.index.with_name("shared")
+    shutil.rmtree(shared, ignore_errors=True)
+    broker.index.rename(shared)
     began_s = time.perf_counter()
+    if index != "removed":
+        copy = os.link if index == "linked" else shutil.copyfile
+        shutil.copytree(shared, broker.index, copy_function=copy)
     broker.start()
     serves_s = time.perf_counter()
     first_s, last_s = trio.run(take, broker.url)
     return serves_s - began_s, first_s - began_s, last_s - began_s
 
 
-def measure(url: str | None, data: Path, pending: int, finished: int, runs: int) -> None:
+async def filled(url: str) -> None:
+    """Wait until the broker has filled its index."""
+    async with escapement.connect(url) as client:
+        while True:
+            try:
+                await client.forecast(TOPIC)
+                return
+            except escapement.Busy:
+                await trio.sleep(1)
+
+
+def measure(
+    url: str | None, data: Path, pending: int, finished: int, runs: int, index: str
+) -> None:
     """Print the figures for this many pending messages and finished rows."""
     with broker_process(data, url) as broker:
         trio.run(subscribe, broker.url)
@@ -147,7 +174,11 @@ def measure(url: str | None, data: Path, pending: int, finished: int, runs: int)
             copy_finished(url, data, finished)
         shutil.rmtree(broker.index)
         broker.start()
-        found = [once(broker) for _ in range(runs)]
+        if index != "removed":
+            trio.run(filled, broker.url)
+            broker.stop()
+            broker.start()
+        found = [once(broker, index) for _ in range(runs)]
     names = ("serves", "first overdue message", "last of a thousand")
     for name, values in zip(names, zip(*found, strict=True), strict=True):
         low, high = min(values), max(values)
@@ -162,6 +193,7 @@ def main() -> None:
     parser.add_argument("--finished", type=int, default=0, help="rows of finished messages")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--sqlite", action="store_true")
+    parser.add_argument("--index", choices=("removed", "copied", "linked"), default="removed")
     add_options(parser)
     options = parser.parse_args()
     for pending in map(int, options.pending.split(",")):
@@ -170,7 +202,8 @@ def main() -> None:
             tempfile.TemporaryDirectory() as directory,
         ):
             url = server.url("log") if server is not None else None
-            measure(url, Path(directory) / "data", pending, options.finished, options.runs)
+            data = Path(directory) / "data"
+            measure(url, data, pending, options.finished, options.runs, options.index)
 
 
 if __name__ == "__main__":

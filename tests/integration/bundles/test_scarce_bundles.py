@@ -200,6 +200,6 @@ async def test_more_bundles_than_the_server_has_connections_for_are_a_warning(
         assert (await broker.admin("cluster.bundles", count=2))["warning"] is None
         answer = await broker.admin("cluster.bundles", count=3)
         assert answer["bundles"] == 3
-        assert "all 3 bundles may need 42 connections" in answer["warning"]
-        assert answer["warning"].endswith("Set max_user_connections to 42 or more.")
+        assert "all 3 bundles may need 41 connections" in answer["warning"]
+        assert answer["warning"].endswith("Set max_user_connections to 41 or more.")
         assert answer["warning"] in caplog.text
