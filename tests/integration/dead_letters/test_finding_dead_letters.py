@@ -33,7 +33,7 @@ async def test_dead_letters_of_a_message_are_found(mock_clock: trio.testing.Mock
         for subscription in ("s", "other"):
             names = X | {"subscription": subscription}
             await broker.admin("subscriptions.create", **names, policy=SHARED_DLQ)
-        assert await find(broker, 0) == []  # there is no dead-letter topic yet
+        assert await find(broker, 0) == []  # before the first dead letter creates the topic
         producer = await broker.producer("x")
         began_ms = world.clock.now_ms()
         await producer.send_many([b"acked", b"a", b"b", b"c"], keys=["k", "k", "l", None])

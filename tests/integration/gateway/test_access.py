@@ -207,7 +207,7 @@ async def test_https_with_a_certificate(broker: BrokerProcess, tmp_path: Path) -
 async def test_client_of_a_broker_is_told_that_an_http_server_answers(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    """B15: the error says which port to give, with and without TLS."""
+    """B15: the error names the port to give, with and without TLS."""
     authority = Authority(tmp_path)
     files = authority.certify("127.0.0.1")
     with_tls = ["--tls-cert", files.cert, "--tls-key", files.key]

@@ -130,7 +130,7 @@ async def test_posts_in_progress_start_slowly_and_stay_within_the_concurrency(
 async def test_failure_halves_the_posts_in_progress(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B16: what was pulled before the failure, and may not be posted now, uses up no attempt."""
+    """B16: a message that was pulled before the failure, and must wait now, uses up no attempt."""
     async with pushing(tmp_path) as push, trio.open_nursery() as nursery:
         await push.create(concurrency=4)
         await nursery.start(push.run)
