@@ -255,7 +255,7 @@ async def test_observer_needs_a_token_and_the_right_to_see_the_cluster(
 async def test_observer_whose_token_cannot_be_checked_learns_nothing_about_the_database(
     database: Engine, tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B8, O1: the errors of a database name its address and user, and any client could read them."""
+    """B8, O1: database errors name its address and user, and any client could read them."""
     async with nodes(database, tmp_path, "ab") as found:
         found.outages["b"].unreachable()
         with pytest.RaisesGroup(StorageUnavailable, flatten_subgroups=True) as caught:
