@@ -35,6 +35,7 @@ from escapement.errors import LogDamaged, StorageError, StorageUnavailable
 from escapement.event_log import EventLog
 from escapement.storage import members
 from escapement.storage.blocking import Run
+from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.writer import Writer, commit, insertions
 from escapement.storage.engine.base import Connection, Engine, Step
@@ -60,8 +61,7 @@ class _Place:
     writer: Writer
     group: Group
     stored: bool = False
-    error: StorageUnavailable | None = None
-    ended: trio.Event = field(default_factory=trio.Event)
+    wait: CommitWait = field(default_factory=CommitWait)
 
 
 class SharedWriter:
@@ -106,15 +106,13 @@ class SharedWriter:
         self._waiting.append(place)
         self._wake.set()
         try:
-            await place.ended.wait()
+            await place.wait.ended()
         except trio.Cancelled:
             if place in self._waiting:
                 self._waiting.remove(place)
                 raise
             with trio.CancelScope(shield=True):
-                await place.ended.wait()
-        if place.error is not None:
-            raise place.error
+                await place.wait.ended()
         return place.stored
 
     async def run(self, member: Member) -> None:
@@ -131,7 +129,7 @@ class SharedWriter:
         finally:
             self._is_running = False
             while self._waiting:
-                self._waiting.popleft().ended.set()
+                self._waiting.popleft().wait.end()
 
     async def _work(self, connection: _SharedConnection) -> None:
         try:
@@ -158,21 +156,20 @@ class SharedWriter:
 
     async def _write(self, connection: _SharedConnection, places: Sequence[_Place]) -> None:
         """Write groups in one transaction, and tell their lanes what became of them."""
+        stored, lost = False, None
         try:
             await self._run(connection.write, places)
+            stored = True
         except StorageUnavailable as error:
-            for place in places:
-                place.error = error
+            lost = error
         except StorageError as error:
             _log.debug(
                 "commit.not_shared", "%d groups are written one by one: %s", len(places), error
             )
-        else:
-            for place in places:
-                place.stored = True
         finally:
             for place in places:
-                place.ended.set()
+                place.stored = stored
+                place.wait.end(lost)
 
 
 class _SharedConnection:
