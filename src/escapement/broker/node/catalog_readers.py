@@ -1,7 +1,7 @@
-"""Tells the brokers of a node to read again what all bundles share, after it has changed.
+"""Tells the brokers of a node to read namespaces, tokens and grants again after a change.
 
-This is the namespaces, tokens and grants. A version in the database grows with each change. Each
-broker reads in a task of its own, so a broker that hangs delays no other one.
+All bundles share these tables. A version in the database grows with each change. Each broker reads
+in a task of its own, so a broker that hangs delays no other one.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from escapement.protocol.limits import (
 
 _log = EventLog(__name__)
 
-# What this client understands that a client of an earlier version does not.
+# The features that clients of an earlier version do not understand.
 _UNDERSTOOD: Final = (FEATURE_MOVED, FEATURE_BUNDLES, FEATURE_ACK_DEADLINES)
 
 # Opens a byte stream to an address.
