@@ -22,7 +22,6 @@ from pathlib import Path
 
 import trio
 from database import add_options, database
-from processor_time import processor_time, spent
 from spark_read import BATCH, IN_FLIGHT, VARIETY, batches, session
 
 import escapement
@@ -33,6 +32,7 @@ from escapement.storage.engine.open import open_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.processes.broker import broker_process
+from support.processes.processor_time import processor_time, spent
 
 NAMESPACE = "public/archived"
 TOPIC = f"{NAMESPACE}/x"

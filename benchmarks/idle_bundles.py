@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from database import add_options, database
-from processor_time import processor_time
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.database.servers import MysqlServer
+from support.processes.processor_time import processor_time
 
 # Until the first rounds of all upkeep are over.
 WARM_UP_S: Final = 15.0

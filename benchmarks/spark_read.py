@@ -51,10 +51,10 @@ from escapement.storage.engine.open import open_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from database import add_options, database
-from processor_time import processor_time, spent
 
 from support.database.servers import MysqlServer
 from support.processes.broker import broker_process
+from support.processes.processor_time import processor_time, spent
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100

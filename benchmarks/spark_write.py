@@ -38,11 +38,11 @@ from pyspark.sql import functions as F
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from database import add_options, database
-from processor_time import processor_time, spent
 
 import escapement
 from escapement.pipeline.jvm import provide_java
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
+from support.processes.processor_time import processor_time, spent
 
 TOPIC: Final = "bench/spark/bulk"
 TASKS: Final = 2

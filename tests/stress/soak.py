@@ -1,8 +1,9 @@
 """A long run without faults: ``make soak HOURS=1``. It watches the brokers and prints a table.
 
 The load is that of the stress test, on brokers that share a MariaDB. Each ten seconds it reads the
-memory, descriptors and disk of each broker, the disk of the database, and how late messages come.
-A line of the table has the highest figures of a minute. At the end the promises are checked too.
+memory, descriptors and disk of each broker, the disk of the database, how late messages come, and
+how much of the processors other programs used (``other_work.py``). A line of the table has the
+highest figures of a minute. At the end the promises are checked too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import trio
 import escapement
 from escapement.broker.limits import DEFAULT_LIMITS
 from stress.cluster import BUNDLES, Cluster, cluster_of
+from stress.other_work import CROWDED, OtherWork
 from stress.run import judge, traffic
 from stress.stressed import SLOW_SHARE
 from stress.watched import Sample, exceeded, growing
@@ -98,28 +100,45 @@ class Watch:
         self.samples: list[Sample] = []
         self.broken: list[str] = []
         self.late_ms: list[int] = []  # since the last sample
+        self.crowded = 0  # samples whose lateness is not judged
+        self._other_work = OtherWork()
         self._cluster = cluster
         self._database = database
 
     async def run(self, seconds: float) -> None:
         """Take samples until the time is over."""
         names = " ".join(f"| {node.name}: MiB, fds, disk MiB " for node in self._cluster.nodes)
-        print(f"minute {names}| database MiB | late p50, p99, max ms | delivered", flush=True)
+        print(
+            f"minute {names}| database MiB | late p50, p99, max ms | other work % | delivered",
+            flush=True,
+        )
         minute_ms: list[int] = []
+        shares: list[float] = []
         for number in range(1, math.ceil(seconds / SAMPLE_S) + 1):
             await trio.sleep(SAMPLE_S)
             late_ms = self.late_ms.copy()
             self.late_ms.clear()
             minute_ms += late_ms
             sample = await trio.to_thread.run_sync(self._sample)
-            if late_ms:
+            shares.append(self._other_work.share())
+            if shares[-1] > CROWDED:
+                self._crowd()
+            elif late_ms:
                 sample["", "late_p99_ms"] = percentile(late_ms, 0.99)
             self.samples.append(sample)
             self.broken += exceeded(sample)
             if number % SAMPLES_OF_A_LINE == 0:
-                self._print(number // SAMPLES_OF_A_LINE, minute_ms)
-                minute_ms = []
+                self._print(number // SAMPLES_OF_A_LINE, minute_ms, max(shares))
+                minute_ms, shares = [], []
         self.broken += growing(self.samples)
+        if self.crowded > len(self.samples) / 2:
+            self.broken.append("crowded: lateness was not judged in most of the time")
+
+    def _crowd(self) -> None:
+        """Note that other work may have delayed messages and acknowledgements."""
+        self.crowded += 1
+        now_s = self._cluster.history.now_s()
+        self._cluster.history.trouble(now_s - SAMPLE_S, now_s)
 
     def _sample(self) -> Sample:
         sample: Sample = {("", "database_mib"): size_mib(self._database.home / "data")}
@@ -130,7 +149,7 @@ class Watch:
             sample[name, "disk_mib"] = size_mib(node.broker.data)
         return sample
 
-    def _print(self, minute: int, late_ms: list[int]) -> None:
+    def _print(self, minute: int, late_ms: list[int], other_work: float) -> None:
         latest = self.samples[-SAMPLES_OF_A_LINE:]
 
         def most(whose: str, kind: str) -> int:
@@ -142,6 +161,7 @@ class Watch:
         parts.append(str(most("", "database_mib")))
         late = [percentile(late_ms, share) for share in (0.5, 0.99, 1)] if late_ms else []
         parts.append(", ".join(map(str, late)))
+        parts.append(f"{other_work:.0%}")
         parts.append(str(self._cluster.history.counts["delivered"]))
         print(" | ".join(parts), flush=True)
 
@@ -175,6 +195,7 @@ def soak(hours: float, brokers: int, seed: int) -> int:
         if history.counts["starts"] != brokers:
             watch.broken.append(f"ended: {history.counts['starts']} starts of {brokers} brokers")
         cluster.stop()
+    print(f"{watch.crowded} of {len(watch.samples)} samples had much other work beside them")
     for line in watch.broken[:20]:
         print(f"FAILED: {line}")
     return len(watch.broken) + judge(world, (), directory, shows_all=False)

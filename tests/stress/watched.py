@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +22,7 @@ LIMITS: Final = {
     "disk_mib": Limit(64, 8),  # the data directory of one broker
     # Old generations are dropped in rounds, and InnoDB extends its files in steps.
     "database_mib": Limit(1_500, 96),
-    # Less than 100 on an idle machine. Other work on the machine may raise it at any time.
+    # Less than 100 on an idle machine. Not measured beside much other work.
     "late_p99_ms": Limit(1_000, 1_000),
 }
 # A run with fewer samples is not asked whether its figures grow.
@@ -41,14 +42,15 @@ def exceeded(sample: Sample) -> Iterator[str]:
 def growing(samples: Sequence[Sample]) -> Iterator[str]:
     """Yield a line for each figure that still grows at the end of a run.
 
-    Caches fill in the first third. The last third may not be higher than the second.
+    Caches fill in the first third. The last third may not be higher than the second, if both have
+    figures of the kind.
     """
     third = len(samples) // 3
     if len(samples) < LEAST_SAMPLES:
         return
     for whose, kind in samples[-1]:
         before, after = (
-            max(one[whose, kind] for one in part if (whose, kind) in one)
+            max((one[whose, kind] for one in part if (whose, kind) in one), default=math.inf)
             for part in (samples[third : 2 * third], samples[2 * third :])
         )
         if after > 1.1 * before + LIMITS[kind].growth:

@@ -1,4 +1,4 @@
-"""The processor seconds of a benchmark's processes by kind, from Linux's ``/proc``.
+"""The processor seconds of a program's processes by kind, from Linux's ``/proc``.
 
 When a process ends, Linux adds its time to the time of its parent's ended children. Python
 processes that Spark starts are children of Java or of a Python daemon. So the time of their ended
