@@ -9,6 +9,7 @@ highest figures of a minute. At the end the promises are checked too.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import random
@@ -39,6 +40,7 @@ from support.processes.broker import PATIENT
 # and then the brokers grow with the backlog.
 PAUSE_S: Final = 1.0
 TIMED: Final = 20  # messages in a second whose lateness is measured
+DELAYS_MS: Final = 5_000, 20_000
 SAMPLE_S: Final = 10.0
 SAMPLES_OF_A_LINE: Final = 6
 MIB: Final = 1 << 20
@@ -65,14 +67,15 @@ def percentile(values: list[int], share: float) -> int:
 async def measure(url: str, late_ms: list[int]) -> None:
     """Note how late messages come that nothing delays but their time.
 
-    The clients of the stress test would not do: they wait for commits while messages arrive.
+    The clients of the stress test would not do: they wait for commits while messages arrive. The
+    delays are longer than a commit takes, also on a busy disk.
     """
     async with escapement.connect(url, settings=PATIENT) as client, trio.open_nursery() as nursery:
         producer = await client.producer("timed")
 
         async def publish() -> None:
             while True:
-                delays = np.random.default_rng().integers(1_000, 20_000, TIMED)
+                delays = np.random.default_rng().integers(*DELAYS_MS, TIMED)
                 await producer.send_many([b"t"] * TIMED, delay=delays)
                 await trio.sleep(1)
 
@@ -116,6 +119,7 @@ class Watch:
         shares: list[float] = []
         for number in range(1, math.ceil(seconds / SAMPLE_S) + 1):
             await trio.sleep(SAMPLE_S)
+            gc.freeze()  # the history grows, and a collection of it would stop all clients
             late_ms = self.late_ms.copy()
             self.late_ms.clear()
             minute_ms += late_ms
