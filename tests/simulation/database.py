@@ -109,6 +109,9 @@ class SimulatedEngine:
         self._open.add(connection)
         return connection
 
+    def limited(self, silence_s: float) -> SimulatedEngine:
+        return self
+
     def check_fitness(self) -> None:
         self._server.engine.check_fitness()
 
