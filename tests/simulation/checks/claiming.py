@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Final
@@ -11,14 +11,17 @@ from typing import Final
 from escapement import slot_of
 from histories.history import Arrival, Consumer, History, Way
 from simulation.checks.terms import Terms
+from simulation.clocks import HOUR_S
 
 AUTO: Final = "auto"
 ALL: Final = "all"
-# What a consumer claims: slots from the first to the last one, a share of the others, all
-# messages, or nothing: then it gets the slots that no other consumer claims.
+# A consumer claims the slots from the first to the last one, or a share of the others, or all
+# messages. None: it gets the slots that no other consumer claims.
 Claim = tuple[int, int] | str | None
 # A message can be on its way to a consumer for this time, while the disk is slow.
 _ON_ITS_WAY_S: Final = 600.0
+# A connection that was lost may still count, until its broker notices that or continues.
+_LINGERS_S: Final = 48 * HOUR_S
 _NEVER_S: Final = float("inf")
 # Beginnings and ends.
 Times = list[tuple[float, float]]
@@ -26,15 +29,17 @@ Times = list[tuple[float, float]]
 
 @dataclass(eq=False)
 class Stay:
-    """One consumer. It may hold its claim from ``asked_s`` to ``gone_s``, if it was let in."""
+    """One consumer. It joins again after a lost connection, until its client closes it."""
 
     subscription: str
     claim: Claim
     asked_s: float
-    # The connections on which a broker let it in, and when. It joins again after a lost one.
+    asked_again_s: list[float] = field(default_factory=list)  # on a new connection
+    # The connections on which a broker let it in, and when.
     joins: list[tuple[float, Way]] = field(default_factory=list)
     consumer: Consumer | None = None
-    gone_s: float = _NEVER_S
+    closed_s: float = _NEVER_S
+    confirmed: bool = False  # whether the last broker has answered that it is closed
 
     def overlaps(self, other: Stay) -> bool:
         """Return whether only one of two claims can be held."""
@@ -50,9 +55,20 @@ class Stay:
             return self.claim[0] <= slot <= self.claim[1]
         return self.claim == AUTO and other.claim is None
 
-    def may_hold(self, from_s: float, to_s: float) -> bool:
-        """Return whether it may hold its claim at some time between two."""
-        return self.asked_s <= to_s and from_s <= self.gone_s
+    def requests(self, since_s: float) -> int:
+        """Return on how many connections it has asked to join since a time."""
+        return sum(at_s >= since_s for at_s in (self.asked_s, *self.asked_again_s))
+
+    def may_hold(self, began_s: float, from_s: float, to_s: float) -> bool:
+        """Return whether the owner of a term may have this consumer at some time between two.
+
+        Args:
+          began_s: the beginning of the term. The owner knows only those who asked since then.
+        """
+        if self.asked_s > to_s or not (requests := self.requests(began_s)):
+            return False
+        is_sure = self.confirmed and requests == 1
+        return self.closed_s + (0.0 if is_sure else _LINGERS_S) >= from_s
 
 
 @dataclass
@@ -67,10 +83,13 @@ class ClaimCheck:
     stays: list[Stay] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
 
-    def refused(self, stay: Stay, now_s: float) -> None:
-        """Note that a broker refused a consumer, whose first request this was."""
+    def refused(self, stay: Stay, process: Hashable, now_s: float) -> None:
+        """Note that a process refused the first request of a consumer."""
+        if process != self.terms.owner(now_s) or self.terms.end_s(stay.asked_s) <= now_s:
+            return  # it may have been that of an earlier owner
+        began_s = self.terms.began_at_s(now_s)
         others = [one for one in self.stays if one is not stay and one.overlaps(stay)]
-        if not any(one.may_hold(stay.asked_s, now_s) for one in others):
+        if not any(one.may_hold(began_s, stay.asked_s, now_s) for one in others):
             self.found.append(
                 f"claim: {stay.subscription} refused {stay.claim} at {now_s:.0f} s, which no"
                 " consumer had"
@@ -101,7 +120,7 @@ class ClaimCheck:
 
     def _holds(self, stay: Stay) -> Iterator[tuple[float, float]]:
         """Yield the times at which the owner of the topic surely has a consumer."""
-        left_s = stay.gone_s
+        left_s = stay.closed_s
         if stay.consumer is not None and stay.consumer.left_s is not None:
             left_s = stay.consumer.left_s
         for at_s, way in stay.joins:
@@ -147,10 +166,11 @@ class ClaimCheck:
             if earlier.consumer is later.consumer:
                 continue
             from_s, to_s = earlier.sent_s - _ON_ITS_WAY_S, later.sent_s
+            began_s = self.terms.began_at_s(to_s)
             if all(
                 one.subscription != later.subscription
-                or not one.may_hold(from_s, to_s)
-                or _covers(holds[one], from_s, to_s)
+                or not one.may_hold(began_s, from_s, to_s)
+                or (one.requests(began_s) == 1 and _covers(holds[one], from_s, to_s))
                 for one in self.stays
             ):
                 yield f"claim: {later} came to another consumer than {earlier}"

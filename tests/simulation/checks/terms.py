@@ -30,6 +30,11 @@ class Terms:
         number = self.number(at_s)
         return self.owners[number] if number >= 0 else None
 
+    def began_at_s(self, at_s: float) -> float:
+        """Return when the term at a time began; infinity before the first one."""
+        number = self.number(at_s)
+        return self.began_s[number] if number >= 0 else float("inf")
+
     def end_s(self, at_s: float) -> float:
         """Return when the term at a time ended; infinity for the last one."""
         following = self.number(at_s) + 1

@@ -32,13 +32,10 @@ _CLAIMS: Final[tuple[Claim, ...]] = (
     (_HALF, SLOTS - 1),
     AUTO,
     AUTO,
-    AUTO,
     None,
 )
 # How long a consumer waits that was refused.
 _REFUSED_S: Final = 10 * HOUR_S
-# A connection that was lost may still count, until its broker notices that or continues.
-_LINGERS_S: Final = 48 * HOUR_S
 
 
 class Claiming(Feature):
@@ -90,43 +87,48 @@ class _Claimant(Subscriber):
             async with client.consumer(_TOPIC, self._subscription, **options) as inbox:
                 recorded = RecordedInbox(self._history, self._subscription, inbox, way_of)
                 stay.consumer = recorded.consumer
-                _note_joins(stay, inbox)
+                if link is None or inbox._line.link is not link:
+                    stay.asked_again_s.append(self._history.now_s())
+                self._note_joins(stay, inbox)
                 await self._consume(recorded, inbox, self._draw_stay_s())
                 await self._leave(inbox, stay)
         except Conflict:
             self._history.counts["claims refused"] += 1
             # A request that was repeated may be refused because of the earlier one.
             if not stay.joins and link is not None and line.link is link:
-                self._check.refused(stay, self._history.now_s())
-                stay.gone_s = self._history.now_s()
+                process = way_of(link._stream).process
+                self._check.refused(stay, process, self._history.now_s())
+                stay.confirmed = True
+            stay.closed_s = self._history.now_s()
             await trio.sleep(self._rng.uniform(0, _REFUSED_S))
         finally:
-            stay.gone_s = min(stay.gone_s, self._history.now_s() + _LINGERS_S)
+            stay.closed_s = min(stay.closed_s, self._history.now_s())
 
     async def _leave(self, inbox: escapement.Inbox, stay: Stay) -> None:
         """Leave, and note whether the broker has surely let the consumer go."""
         line, link, left_s = inbox._line, inbox._line.link, self._history.now_s()
         await inbox.aclose()
         in_time = self._history.now_s() < left_s + line.settings.close_timeout_s
-        if link is not None and line.link is link and in_time and len(stay.joins) == 1:
-            stay.gone_s = self._history.now_s()
+        stay.confirmed = link is not None and line.link is link and in_time
 
+    def _note_joins(self, stay: Stay, inbox: escapement.Inbox) -> None:
+        """Note when a consumer asks again, and when brokers let it in."""
+        linked, ready = inbox._linked, inbox._ready
 
-def _note_joins(stay: Stay, inbox: escapement.Inbox) -> None:
-    """Note when brokers let a consumer in: the first time, and after each lost connection."""
-    ready = inbox._ready
+        def note() -> None:
+            if (link := inbox._line.link) is not None:
+                way = way_of(link._stream)
+                assert way.sent is not None
+                stay.joins.append((way.sent.at_s, way))
 
-    def note() -> None:
-        link = inbox._line.link
-        if link is not None:
-            way = way_of(link._stream)
-            assert way.sent is not None
-            stay.joins.append((way.sent.at_s, way))
+        def ask_again() -> None:
+            stay.asked_again_s.append(self._history.now_s())
+            linked()
 
-    def answered(answer: Command) -> None:
-        note()
-        ready(answer)
+        def answered(answer: Command) -> None:
+            note()
+            ready(answer)
 
-    inbox._ready = answered  # type: ignore[method-assign]
-    if inbox._state is State.READY:
-        note()
+        inbox._linked, inbox._ready = ask_again, answered  # type: ignore[method-assign]
+        if inbox._state is State.READY:
+            note()

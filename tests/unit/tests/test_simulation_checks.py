@@ -740,20 +740,42 @@ def test_claim_is_free_after_its_consumer_has_left_or_lost_its_connection() -> N
         assert list(check.violations(story.history)) == [wrong]
 
 
+def refuse(story: Story, check: ClaimCheck, claim: Claim) -> list[str]:
+    """Refuse a consumer now, and return what the check finds about that."""
+    check.found.clear()
+    check.refused(Stay("s", claim, story.now_s()), story.host, story.now_s())
+    return check.found
+
+
 def test_claim_that_is_refused_although_it_is_free_is_found() -> None:
     """V16: a claim is refused only while another consumer may have it."""
     story = Story()
     check, (first,) = claimed(story, (0, 9))
-    for claim, is_right in (((9, 20), True), ((10, 20), False)):
-        stay = Stay("s", claim, story.now_s())
-        check.refused(stay, story.now_s())
-        wrong = f"claim: s refused {claim} at {story.now_s():.0f} s, which no consumer had"
-        assert check.found == ([] if is_right else [wrong])
-    check.found.clear()
-    first.gone_s = story.now_s()
+    assert refuse(story, check, (9, 20)) == []
+    wrong = f"claim: s refused (10, 20) at {story.now_s():.0f} s, which no consumer had"
+    assert refuse(story, check, (10, 20)) == [wrong]
+    first.closed_s = story.now_s()
     story.wait()
-    check.refused(Stay("s", (9, 20), story.now_s()), story.now_s())
-    assert len(check.found) == 1
+    assert refuse(story, check, (9, 20)) == []  # its connection may still count
+    first.confirmed = True
+    assert len(refuse(story, check, (9, 20))) == 1
+    first.asked_again_s = [1.0]
+    assert refuse(story, check, (9, 20)) == []  # so may an earlier one
+    story.wait(48)
+    assert len(refuse(story, check, (9, 20))) == 1
+
+
+def test_claim_that_is_refused_because_of_a_consumer_of_the_earlier_owner_is_found() -> None:
+    """A take-over ends all claims. An earlier owner may refuse what it likes."""
+    story = Story()
+    check, (first,) = claimed(story, ALL)
+    story.terms.take(story.now_s(), "other")
+    story.wait()
+    assert refuse(story, check, ALL) == []
+    story.host = "other"
+    assert len(refuse(story, check, ALL)) == 1
+    first.asked_again_s = [story.now_s()]
+    assert refuse(story, check, ALL) == []
 
 
 def test_message_of_a_key_that_another_consumer_claims_is_found() -> None:
@@ -788,6 +810,7 @@ def test_keys_that_move_to_another_consumer_without_a_cause_are_found() -> None:
         if leaves:
             assert stays[2].consumer is not None
             stays[2].consumer.left_s = story.now_s()
+            stays[2].closed_s = story.now_s()
         story.wait()
         story.deliver(keyed(story, 1, LOW_KEY), stay=stays[1])
         wrong = (
