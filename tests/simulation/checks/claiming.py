@@ -65,7 +65,10 @@ class Stay:
         Args:
           began_s: the beginning of the term. The owner knows only those who asked since then.
         """
-        if self.asked_s > to_s or not (requests := self.requests(began_s)):
+        requests = self.requests(began_s)
+        # The client may also have asked again before it was let in for the first time.
+        all_known = bool(self.joins) or self.confirmed
+        if self.asked_s > to_s or (all_known and not requests):
             return False
         is_sure = self.confirmed and requests == 1
         return self.closed_s + (0.0 if is_sure else _LINGERS_S) >= from_s
@@ -107,7 +110,7 @@ class ClaimCheck:
             if one.overlaps(other) and _meet(holds[one], holds[other]):
                 yield f"claim: {one.subscription} let in {one.claim} and {other.claim} together"
         stay_of = {stay.consumer: stay for stay in self.stays if stay.consumer is not None}
-        for name in {stay.subscription for stay in self.stays}:
+        for name in sorted({stay.subscription for stay in self.stays}):
             owned, stale = self.terms.divide(
                 one for one in history.arrivals if one.subscription == name
             )
