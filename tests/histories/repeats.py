@@ -30,11 +30,13 @@ def in_flight_twice(history: History) -> Iterator[str]:
     for arrivals in _repeated(history):
         for i, later in enumerate(arrivals):
             for earlier in arrivals[:i]:
-                if earlier.sender == later.sender and not _is_over(history, earlier, later.sent_s):
+                if earlier.sender == later.sender and not may_be_over(
+                    history, earlier, later.sent_s
+                ):
                     yield f"twice (5): {later} was sent while it was in flight elsewhere"
 
 
-def _is_over(history: History, arrival: Arrival, at_s: float) -> bool:
+def may_be_over(history: History, arrival: Arrival, at_s: float) -> bool:
     """Return whether a delivery may have ended by then."""
     ends = [arrival.returned_s, arrival.consumer.left_s, arrival.way.connection.ended_s]
     if any(end_s is not None and end_s <= at_s for end_s in ends):

@@ -48,7 +48,7 @@ class Host:
         clock: WallClock,
         config: BrokerConfig,
         rng: random.Random,
-        on_take: Callable[[Broker], None],
+        on_take: Callable[[Host, Broker], None],
         on_end: Callable[[Host, BaseException], None],
     ) -> None:
         self.name = name
@@ -76,6 +76,11 @@ class Host:
         self._arrivals, _ = trio.open_memory_channel[Cable](0)
         self.calls = Calls(threads, rng, server.locks)
         self.engine = SimulatedEngine(server)
+
+    @property
+    def process_name(self) -> tuple[str, int]:
+        """The name of the present process: that of the host, and how often it was started."""
+        return self.name, self.incarnation
 
     @property
     def brokers(self) -> list[Broker]:
@@ -127,7 +132,7 @@ class Host:
             self.clock,
             lambda: Runners.all_by(self.calls),
             self._config,
-            on_ready=self._on_take,
+            on_ready=lambda broker: self._on_take(self, broker),
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -157,7 +162,7 @@ class Host:
             return None
         self.cables = [one for one in self.cables if one.ended_s is None]
         self.cables.append(cable)
-        return ClientStream(cable, self.name, self.incarnation)
+        return ClientStream(cable, self.process_name)
 
     # -- what can happen to it -------------------------------------------------------
 

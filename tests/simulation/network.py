@@ -174,9 +174,9 @@ class End(trio.abc.Stream):
 class ClientStream:
     """The client's end, with the methods of an anyio stream."""
 
-    def __init__(self, cable: Cable, host: str, incarnation: int) -> None:
+    def __init__(self, cable: Cable, host: tuple[str, int]) -> None:
         self.cable = cable
-        self.host = host, incarnation  # the broker process at the other end
+        self.host = host  # the broker process at the other end
 
     @property
     def last(self) -> Sent:

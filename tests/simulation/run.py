@@ -15,9 +15,16 @@ from histories.checker import violations
 from histories.recording import list_dead_letters
 from histories.storing import unfinished
 from simulation.clocks import HOUR_S, stretched
-from simulation.consuming import PERMITS, Subscriber
+from simulation.consuming import EXCLUSIVE, KINDS, PERMITS
 from simulation.features.choosing import features_of
-from simulation.features.feature import BACKOFF, KEPT, Feature, Policies, Topics
+from simulation.features.feature import (
+    BACKOFF,
+    KEPT,
+    Feature,
+    Policies,
+    Topics,
+    subscribers_of,
+)
 from simulation.inspection import findings, unbalanced
 from simulation.memory import over_bounds
 from simulation.operations import Amender, Publisher
@@ -68,11 +75,11 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
         features = [feature(world) for feature in features_of(report.seed)]
         await _begin(world)
         await _set_up(world, _TOPICS, _POLICIES, {})
-        subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]
+        subscribers = subscribers_of(world, _TOPICS, CONSUMERS)
         for feature in features:
             await feature.begin()
             await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
-            subscribers += _subscribers(world, feature.topics, 1)
+            subscribers += feature.subscribers()
         amended = [*_TOPICS, *(name for one in features for name in one.amended)]
         amender = Amender(world, amended, _MEAN_S / 6)
         troubles = Troubles(world, nursery)
@@ -155,30 +162,21 @@ async def _set_up(
     for topic, names in topics.items():
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
         world.history.topics[topic] = list(consumed)
-        world.history.kinds |= consumed
+        world.history.kinds |= {
+            name: "log" if kind == EXCLUSIVE else kind for name, kind in consumed.items()
+        }
         async with world.connect(knows_all=True) as client:
             for name, kind in names.items():
                 await client.admin(
                     "subscriptions.create",
                     topic=topic,
                     subscription=name,
-                    kind="failover" if kind == "log" else "shared",
+                    kind=KINDS.get(kind, "shared"),
                     policy=dict(policies.get(name, BACKOFF)),
                 )
             # Clients that do not know whether a message is stored may ask for days.
             policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
             await client.admin("topics.update", topic=topic, policy=policy)
-
-
-def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
-    """Return a number of consumers for each subscription."""
-    return [
-        Subscriber(world, topic, name, number)
-        for topic, names in topics.items()
-        for name, kind in names.items()
-        if kind != KEPT
-        for number in range(count)
-    ]
 
 
 async def _drain(world: World, features: Sequence[Feature]) -> None:

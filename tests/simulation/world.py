@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from escapement.storage.bundles import bundle_of_name, set_bundle_count
 from escapement.storage.engine.sqlite import SqliteEngine
 from histories.history import History
 from simulation.calls import Threads, waiting_members
+from simulation.checks.terms import Terms
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
 from simulation.database import Server, SimulatedEngine
 from simulation.files import simulated
@@ -76,6 +78,7 @@ class World:
         self.server = Server(database, self.clock.now_ms, self.chance("database"))
         self.threads = Threads()
         self.history = History(self.clock)
+        self.terms: dict[int, Terms] = defaultdict(Terms)  # of each bundle
         self.bundles = self.rng.choice([1, 1, 2, 3, 4])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
@@ -107,7 +110,8 @@ class World:
         """Return the bundle of a topic that is created before the operator adds bundles."""
         return bundle_of_name(TopicName.parse(topic).full, self.bundles)
 
-    def _taken(self, broker: Broker) -> None:
+    def _taken(self, host: Host, broker: Broker) -> None:
+        self.terms[broker.bundle_id].take(self.history.now_s(), host.process_name)
         self.history.counts["bundles taken"] += 1
 
     def connect(

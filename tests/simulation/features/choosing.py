@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from simulation.features.bulk import Bulk
+from simulation.features.claiming import Claiming
 from simulation.features.delaying import Delaying
 from simulation.features.deleting import Deleting
 from simulation.features.expiring import Expiring
 from simulation.features.feature import Feature
 from simulation.features.grouping import Grouping
+from simulation.features.limiting import Limiting
 from simulation.features.posting import Posting
 from simulation.features.quotas import Quotas
 from simulation.features.redriving import Redriving
@@ -29,6 +31,8 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Posting,
     Quotas,
     Delaying,
+    Limiting,
+    Claiming,
 )
 # Features of one run. A run with all of them would take twice as long. The three seeds of
 # `make test` have all of them.
