@@ -50,7 +50,7 @@ class Subscriber:
         stay_s = self._rng.uniform(0.5 * HOUR_S, 60 * HOUR_S)
         consumption = client.consumer(self._topic, self._subscription, **options)
         async with consumption as inbox:
-            recorded = RecordedInbox(self._history, self._subscription, inbox, _way_of)
+            recorded = RecordedInbox(self._history, self._subscription, inbox, way_of)
             end_s = trio.current_time() + stay_s
             careful = self.careful
             while careful or (trio.current_time() < end_s and not self.careful):
@@ -78,7 +78,7 @@ class Subscriber:
             await trio.sleep(self._rng.uniform(0, 0.4 * HOUR_S))
 
 
-def _way_of(stream: Any) -> Way:
+def way_of(stream: Any) -> Way:
     return Way(stream.cable, stream.host, stream.last)
 
 

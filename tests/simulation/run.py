@@ -17,7 +17,7 @@ from histories.storing import unfinished
 from simulation.clocks import HOUR_S, stretched
 from simulation.consuming import PERMITS, Subscriber
 from simulation.features.choosing import features_of
-from simulation.features.feature import BACKOFF, KEPT, Feature, Policies, Topics
+from simulation.features.feature import BACKOFF, KEPT, OWN, Feature, Policies, Topics
 from simulation.inspection import findings, unbalanced
 from simulation.memory import over_bounds
 from simulation.operations import Amender, Publisher
@@ -81,6 +81,8 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
             consuming.start_soon(_watch, world, features, report, consuming.cancel_scope)
             for subscriber in subscribers:
                 consuming.start_soon(subscriber.run)
+            for feature in features:
+                consuming.start_soon(feature.consume)
             async with trio.open_nursery() as troubled:
                 troubled.start_soon(troubles.run)
                 troubled.start_soon(Operator(world).run)
@@ -153,7 +155,9 @@ async def _set_up(
 ) -> None:
     """Create topics and their subscriptions, with the policies of both."""
     for topic, names in topics.items():
-        consumed = {name: kind for name, kind in names.items() if kind != KEPT}
+        consumed = {
+            name: "shared" if kind == OWN else kind for name, kind in names.items() if kind != KEPT
+        }
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= consumed
         async with world.connect(knows_all=True) as client:
@@ -176,7 +180,7 @@ def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
         Subscriber(world, topic, name, number)
         for topic, names in topics.items()
         for name, kind in names.items()
-        if kind != KEPT
+        if kind not in (KEPT, OWN)
         for number in range(count)
     ]
 

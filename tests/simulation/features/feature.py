@@ -17,10 +17,12 @@ from simulation.consuming import random_delay_ms
 from simulation.features.sending import send_surely
 from simulation.world import World
 
-# topic -> subscription -> shared, key, log or ``KEPT``
+# topic -> subscription -> shared, key, log, ``KEPT`` or ``OWN``
 Topics = Mapping[str, Mapping[str, str]]
 # The kind of a subscription without consumers, for which the log keeps its messages.
 KEPT: Final = "kept"
+# The kind of a shared subscription whose consumers the feature runs itself.
+OWN: Final = "own"
 Policies = Mapping[str, Mapping[str, Any]]
 # Retries come some minutes or an hour later.
 BACKOFF: Final[Mapping[str, Any]] = {"min_backoff_ms": 60_000, "max_backoff_ms": 3_600_000}
@@ -62,6 +64,9 @@ class Feature:
     async def run(self, end_ms: int) -> None:
         """Use the feature until the end; a message may be due then at the latest."""
         raise NotImplementedError
+
+    async def consume(self) -> None:
+        """Run the consumers of subscriptions of the kind ``OWN``, until cancelled."""
 
     def _draw(self, topic: str, count: int, end_ms: int) -> tuple[list[Message], list[int]]:
         """Draw messages, which are due by the end, and their delays."""
