@@ -91,6 +91,9 @@ async def list_dead_letters(
     assert len(rows) < 1_000, "more dead letters than one listing shows"
     listed = {row["offset"]: (number_of(row["payload"]), row["original_offset"]) for row in rows}
     history.list_dead_letters(subscription, listed)
+    history.dead_letters[subscription].reasons |= {
+        row["offset"]: (row.get("reason", ""), row.get("detail", "")) for row in rows
+    }
     return {row["offset"]: row["due_at_ms"] for row in rows}
 
 

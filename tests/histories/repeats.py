@@ -43,7 +43,7 @@ def may_be_over(history: History, arrival: Arrival, at_s: float) -> bool:
         return True
     if history.was_sought(arrival.subscription, arrival.sent_s, at_s):
         return True
-    return at_s >= arrival.sent_s + history.expiry_s
+    return at_s >= history.expires_s(arrival)
 
 
 def unexplained(history: History) -> Iterator[str]:
@@ -77,9 +77,9 @@ def _is_explanation(history: History, arrival: Arrival, arrivals: list[Arrival])
         return True
     if any(one.way.process != arrival.way.process for one in arrivals):
         return True  # another process took over
-    expires_s = arrival.sent_s + history.expiry_s
+    expires_s = history.expires_s(arrival)
     # An acknowledgement in the first half of the ack wait comes in time, except in a trouble.
-    in_time_s = arrival.sent_s + history.expiry_s / 2
+    in_time_s = (arrival.sent_s + expires_s) / 2
     is_acked = arrival.acked_s is not None and arrival.acked_s < in_time_s
     if is_acked and history.troubles is not None:
         return False

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Final
 
 import trio.testing
+from httpcore._async import http11
 
 from escapement.broker import deletion
 from escapement.broker.bulk import bulk_changes
@@ -22,6 +24,7 @@ from escapement.broker.recovery import passivator
 from escapement.broker.subscription.dead_letters import expiry
 from escapement.broker.upkeep import compactor, forgetter, housekeeper
 from escapement.client.connection.retry import Retry
+from escapement.push import pusher
 from escapement.storage.commit import lane
 from escapement.testing.clock import START_MS
 
@@ -88,6 +91,10 @@ def stretched() -> Iterator[None]:
         (bulk_changes, "_RETRY_S", 600.0),
         (deletion, "_RETRY_S", 600.0),
         (expiry, "REST_MS", 1_800_000),
+        (pusher, "REFRESH_S", 2 * HOUR_S),
+        (pusher, "_AGAIN_S", 600.0),
+        # The HTTP client of push reads a clock of its own.
+        (http11, "time", SimpleNamespace(monotonic=trio.current_time)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in periods]
     for owner, name, longer in periods:

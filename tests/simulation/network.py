@@ -68,6 +68,13 @@ class _Direction:
         self._change.set()
         self._change = trio.Event()
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether bytes have arrived, or none will come any more."""
+        if self._pieces:
+            return self._pieces[0][0] <= trio.current_time()
+        return self.broken or self.ended
+
     async def take(self, max_bytes: int) -> bytes:
         """Wait for bytes. Return b"" at the end."""
         while True:
@@ -135,6 +142,11 @@ class End(trio.abc.Stream):
     def last(self) -> Sent:
         """When the other side sent the bytes that were received last."""
         return self._into.last
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a receive would return at once."""
+        return self._closed or self._into.is_readable
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint()

@@ -88,6 +88,8 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
             consuming.start_soon(_watch, world, features, report, consuming.cancel_scope)
             for subscriber in subscribers:
                 consuming.start_soon(subscriber.run)
+            for feature in features:
+                consuming.start_soon(feature.consume)
             async with trio.open_nursery() as troubled:
                 troubled.start_soon(troubles.run)
                 troubled.start_soon(Operator(world).run)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -115,7 +116,11 @@ class World:
         self.history.counts["bundles taken"] += 1
 
     def connect(
-        self, *, knows_all: bool = False, at: Host | None = None
+        self,
+        *,
+        knows_all: bool = False,
+        at: Host | None = None,
+        streams: list[ClientStream] | None = None,
     ) -> AbstractAsyncContextManager[escapement.Broker]:
         """Connect a client, which knows the addresses of all processes or of some.
 
@@ -123,6 +128,7 @@ class World:
           knows_all: whether it knows all of them. In the first half hour of a run, a client that
             knows one may get no answer: a node looks for the owners of bundles as rarely as that.
           at: the only process whose address it knows.
+          streams: gets the streams of all its connections, for a client that is killed.
         """
         known = [at] if at is not None else self.rng.sample(self.hosts, len(self.hosts))
         if at is None and not knows_all and self.rng.random() < _PARTIAL_SHARE:
@@ -131,7 +137,7 @@ class World:
         settings = replace(_SETTINGS, heartbeat_s=self.rng.uniform(2, 12) * HOUR_S)
         return Connecting(
             Lines(
-                self._dial,
+                partial(self._dial, [] if streams is None else streams),
                 addresses,
                 "",
                 settings,
@@ -140,12 +146,13 @@ class World:
             )
         )
 
-    async def _dial(self, address: Address) -> ClientStream:
+    async def _dial(self, streams: list[ClientStream], address: Address) -> ClientStream:
         await trio.sleep(0.001)
         (host,) = (one for one in self.hosts if one.name == address.host)
         if (stream := host.connect()) is None:
             await trio.sleep(self.rng.uniform(*_REFUSAL_S))
             raise Disconnected(f"{address} does not listen, says the simulation")
+        streams.append(stream)
         return stream
 
     async def until_served(self) -> None:

@@ -13,6 +13,7 @@ from simulation.features.feature import Feature
 from simulation.features.grouping import Grouping
 from simulation.features.limiting import Limiting
 from simulation.features.posting import Posting
+from simulation.features.pushing import Pushing
 from simulation.features.quotas import Quotas
 from simulation.features.redriving import Redriving
 from simulation.features.replacing import Replacing
@@ -33,6 +34,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Delaying,
     Limiting,
     Claiming,
+    Pushing,
 )
 # Features of one run. A run with all of them would take twice as long. The three seeds of
 # `make test` have all of them.

@@ -68,6 +68,9 @@ class Feature:
         """Use the feature until the end; a message may be due then at the latest."""
         raise NotImplementedError
 
+    async def consume(self) -> None:
+        """Run consumers of another kind than ``subscribers``, until cancelled."""
+
     def _draw(self, topic: str, count: int, end_ms: int) -> tuple[list[Message], list[int]]:
         """Draw messages, which are due by the end, and their delays."""
         now_ms = self._history.now_ms()

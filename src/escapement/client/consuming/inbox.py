@@ -254,6 +254,7 @@ class Inbox(Attached):
             self._return(wire.Release, self._buffer.waiting(), 0)
             self._buffer.end_pull()
             raise
+        self._drop_late()  # the broker may have taken a long time to stop
         return self._buffer.end_pull()
 
     async def _stop_pull(self) -> None:
@@ -296,9 +297,15 @@ class Inbox(Attached):
         return not self._buffer.empty
 
     def _discard_late(self) -> None:
-        """Discard messages that the broker has taken back, because they waited too long here."""
-        warn_of_late(self.topic, self.subscription, self._buffer.discard_late(self._clock_s()))
+        """Discard messages that the broker has taken back, and let it send others."""
+        self._drop_late()
         self._give_credit()
+
+    def _drop_late(self) -> None:
+        """Discard messages that the broker has taken back, because they waited too long here."""
+        late = self._buffer.discard_late(self._clock_s())
+        if late:
+            warn_of_late(self.topic, self.subscription, late)
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._buffer.due_credit()):
