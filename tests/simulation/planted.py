@@ -31,6 +31,7 @@ from escapement.message import Bools, Int64s
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage import lease
 from escapement.storage.commit import group_rows, shared_writer, writer
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.directory import sync_directory
 from escapement.storage.index.segments.manifest import ManifestFile
 from escapement.timewheel import Entries
@@ -192,6 +193,19 @@ def _draining_node_keeps_bundles(replace: Replace) -> None:
     replace(Balancer, "_released", released)
 
 
+def _failed_groups_told_as_stored(replace: Replace) -> None:
+    """If a shared transaction fails, all lanes but the first are told that it is stored."""
+    usual = SharedWriter._write
+
+    async def write(self: SharedWriter, connection: Any, places: Any) -> None:
+        await usual(self, connection, places)
+        for place in places[1:]:
+            place.stored = True
+            place.wait.end()
+
+    replace(SharedWriter, "_write", write)
+
+
 BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "ack forgotten at checkpoint": _ack_forgotten_at_checkpoint,
     "manifest swapped before fsync": _manifest_swapped_before_fsync,
@@ -206,6 +220,7 @@ BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "cancelled message rescheduled": _cancelled_message_rescheduled,
     "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
     "generation dropped one too early": _generation_dropped_too_early,
+    "failed groups told as stored": _failed_groups_told_as_stored,
     "draining node keeps bundles": _draining_node_keeps_bundles,
 }
 

@@ -72,7 +72,7 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
         history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
         history.sending_s = SENDING_S
         history.expiry_s = ACK_WAIT_MS / 1000 - SENDING_S
-        features = [feature(world) for feature in features_of(report.seed)]
+        features = [feature(world) for feature in features_of(report.seed, world.bundles)]
         await _begin(world)
         await _set_up(world, _TOPICS, _POLICIES, {})
         subscribers = subscribers_of(world, _TOPICS, CONSUMERS)

@@ -35,6 +35,7 @@ from simulation.database import Server, SimulatedEngine
 from simulation.files import simulated
 from simulation.host import Host
 from simulation.network import ClientStream, Network
+from simulation.sharing import Sharing
 
 ACK_WAIT_MS: Final = 1_800_000
 # Small bounds, so that few messages reach them.
@@ -80,6 +81,7 @@ class World:
         self.threads = Threads()
         self.history = History(self.clock)
         self.terms: dict[int, Terms] = defaultdict(Terms)  # of each bundle
+        self.sharing = Sharing(self.history.counts)
         self.bundles = self.rng.choice([1, 1, 2, 3, 4])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
@@ -177,7 +179,11 @@ async def simulated_world(
         if world.bundles > 1:
             set_bundle_count(first, world.bundles)
         disks = [host.disk for host in world.hosts]
-        with simulated(disks, world.server.locks), waiting_members(world.server.locks):
+        with (
+            simulated(disks, world.server.locks),
+            waiting_members(world.server.locks),
+            world.sharing.watched(),
+        ):
             async with trio.open_nursery() as nursery:
                 for host in world.hosts:
                     host.start(nursery)

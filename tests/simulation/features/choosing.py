@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simulation.features.bulk import Bulk
+from simulation.features.bursting import Bursting
 from simulation.features.claiming import Claiming
 from simulation.features.delaying import Delaying
 from simulation.features.deleting import Deleting
@@ -36,12 +37,17 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Claiming,
     Pushing,
 )
-# Features of one run. A run with all of them would take twice as long. The three seeds of
-# `make test` have all of them.
+# Features of one run, beside bursts. A run with all of them would take twice as long. The three
+# seeds of `make test` have all of them.
 _SEVERAL: Final = 4
 
 
-def features_of(seed: int) -> list[type[Feature]]:
-    """Return the features of a run. Seeds that follow each other use all features in turn."""
+def features_of(seed: int, bundles: int) -> list[type[Feature]]:
+    """Return the features of a run. Seeds that follow each other use all features in turn.
+
+    Args:
+      bundles: their number. Several bundles have bursts, too.
+    """
     several = min(_SEVERAL, len(FEATURES))
-    return [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]
+    some = [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]
+    return [*some, Bursting] if bundles > 1 else some

@@ -417,14 +417,15 @@ def limited(story: Story, quota: Quota, due_after_hours: int = 0) -> QuotaCheck:
 
 
 def test_publish_that_a_full_backlog_accepts_is_found() -> None:
-    """P10: due messages count for a quota. With ``counts_all``, other messages count, too."""
-    for due_after_hours, counts_all, is_full in (
-        (0, False, True),
-        (9, False, False),
-        (9, True, True),
+    """P10: due messages count for a quota, and all messages of an ordered subscription."""
+    for due_after_hours, kind, is_full in (
+        (0, "shared", True),
+        (9, "shared", False),
+        (9, "log", True),
     ):
         story = Story()
-        check = limited(story, Quota(3, counts_all), due_after_hours)
+        story.history.kinds["s"] = kind
+        check = limited(story, Quota(3), due_after_hours)
         check.accepted(story.history, [story.send(3)], story.at_ms)
         wrong = "quota: t accepted message 3 with a backlog of 3, and its quota is 3"
         assert list(check.violations(story.history)) == ([wrong] if is_full else [])
