@@ -62,7 +62,7 @@ class PushedInbox(RecordedInbox):
     async def _pull(self, count: int, timeout_s: float | None = None) -> list[escapement.Batch]:
         pulled = await self._usual[0](count, timeout_s)
         for message in (message for batch in pulled for message in batch):
-            arrival = self._consumer.latest[message.offset]
+            arrival = self.consumer.latest[message.offset]
             self._deliveries.tries.append(Try(arrival, message.attempt, self._history.now_s()))
         return pulled
 
@@ -83,7 +83,7 @@ class PushedInbox(RecordedInbox):
         assert offsets is not None, "a post acknowledges one message"
         assert firsts is None, "a post acknowledges one message"
         for offset in offsets.tolist():
-            key = self._consumer.subscription, offset
+            key = self.consumer.subscription, offset
             self._history.acked_s.setdefault(key, self._history.now_s())
 
     async def _aclose(self) -> None:

@@ -163,6 +163,7 @@ async def _set_up(
     """Create topics and their subscriptions, with the policies of both."""
     for topic, names in topics.items():
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
+        assert not consumed.keys() & world.history.kinds.keys(), "names of subscriptions are unique"
         world.history.topics[topic] = list(consumed)
         world.history.kinds |= {
             name: "log" if kind == EXCLUSIVE else kind for name, kind in consumed.items()

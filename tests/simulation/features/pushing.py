@@ -26,7 +26,7 @@ from simulation.push_process import PushProcess
 from simulation.world import World
 
 _TOPIC: Final = "pushed"
-_SUBSCRIPTION: Final = "u"
+_SUBSCRIPTION: Final = "h"
 _NAMES: Final = {"topic": _TOPIC, "subscription": _SUBSCRIPTION}
 _URL: Final = "http://hooks.example:8080/in"
 _MAX_DELIVERIES: Final = 8
