@@ -33,19 +33,19 @@ class Subscriber:
 
     async def run(self) -> None:
         """Consume until cancelled."""
-        kind = _KINDS.get(self._history.kinds[self._subscription], "shared")
         while True:
             try:
                 async with self._world.connect() as client:
                     for _ in range(self._rng.randint(1, 4)):
-                        await self._stay(client, kind)
+                        await self._stay(client)
             except EscapementError as error:
                 if not error.retryable:
                     raise
             await trio.sleep(self._rng.uniform(1, 60 if self.careful else 12 * HOUR_S))
 
-    async def _stay(self, client: escapement.Broker, kind: str) -> None:
+    async def _stay(self, client: escapement.Broker) -> None:
         """Be a consumer for some time, and leave."""
+        kind = _KINDS.get(self._history.kinds[self._subscription], "shared")
         options: dict[str, Any] = {"kind": kind, "permits": self._rng.randint(1, PERMITS)}
         stay_s = self._rng.uniform(0.5 * HOUR_S, 60 * HOUR_S)
         consumption = client.consumer(self._topic, self._subscription, **options)
@@ -56,10 +56,13 @@ class Subscriber:
             while careful or (trio.current_time() < end_s and not self.careful):
                 message = await inbox.receive(timeout_s=min(stay_s, 8 * HOUR_S))
                 if message is not None:
-                    await self._handle(recorded, inbox, message.offset)
+                    await self._handle(recorded, inbox, message)
             recorded.leave()
 
-    async def _handle(self, recorded: RecordedInbox, inbox: escapement.Inbox, offset: int) -> None:
+    async def _handle(
+        self, recorded: RecordedInbox, inbox: escapement.Inbox, message: escapement.Message
+    ) -> None:
+        offset = message.offset
         (action,) = self._rng.choices(list(ACTIONS), list(ACTIONS.values()))
         if self.careful:
             action = "durable"

@@ -16,6 +16,7 @@ from simulation.features.redriving import Redriving
 from simulation.features.replacing import Replacing
 from simulation.features.scheduling import Scheduling
 from simulation.features.seeking import Seeking
+from simulation.features.transacting import Transacting
 
 FEATURES: Final[tuple[type[Feature], ...]] = (
     Replacing,
@@ -29,6 +30,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Posting,
     Quotas,
     Delaying,
+    Transacting,
 )
 # Features of one run. A run with all of them would take twice as long. The three seeds of
 # `make test` have all of them.
@@ -39,3 +41,8 @@ def features_of(seed: int) -> list[type[Feature]]:
     """Return the features of a run. Seeds that follow each other use all features in turn."""
     several = min(_SEVERAL, len(FEATURES))
     return [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]
+
+
+def needs_application(seed: int) -> bool:
+    """Return whether a run has an application with a database on a real server."""
+    return Transacting in features_of(seed)

@@ -13,7 +13,7 @@ from escapement.errors import AlreadyExists, EscapementError
 from histories.history import Message
 from simulation.checks.check import Check
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
-from simulation.consuming import random_delay_ms
+from simulation.consuming import Subscriber, random_delay_ms
 from simulation.features.sending import send_surely
 from simulation.world import World
 
@@ -58,6 +58,15 @@ class Feature:
 
         if self.namespace:
             await self._ask_surely(self.namespace, create)
+
+    def subscribers(self) -> list[Subscriber]:
+        """Return a consumer for each subscription."""
+        return [
+            Subscriber(self._world, topic, name, 0)
+            for topic, names in self.topics.items()
+            for name, kind in names.items()
+            if kind != KEPT
+        ]
 
     async def run(self, end_ms: int) -> None:
         """Use the feature until the end; a message may be due then at the latest."""
