@@ -69,11 +69,14 @@ class Subscriber:
             while careful or (trio.current_time() < end_s and not self.careful):
                 message = await inbox.receive(timeout_s=min(stay_s, 8 * HOUR_S))
                 if message is not None:
-                    await self._handle(recorded, inbox, message.offset)
+                    await self._handle(recorded, inbox, message)
         finally:
             recorded.leave()
 
-    async def _handle(self, recorded: RecordedInbox, inbox: escapement.Inbox, offset: int) -> None:
+    async def _handle(
+        self, recorded: RecordedInbox, inbox: escapement.Inbox, message: escapement.Message
+    ) -> None:
+        offset = message.offset
         (action,) = self._rng.choices(list(ACTIONS), list(ACTIONS.values()))
         if self.careful:
             action = "durable"

@@ -20,6 +20,7 @@ from escapement.broker.runners import Runners
 from escapement.errors import EscapementError
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.lease import Identity
+from simulation.application import WAY, ApplicationServer, Way
 from simulation.calls import Calls, Threads
 from simulation.clocks import WallClock
 from simulation.database import Server, SimulatedEngine
@@ -50,6 +51,7 @@ class Host:
         rng: random.Random,
         on_take: Callable[[Host, Broker], None],
         on_end: Callable[[Host, BaseException], None],
+        application: ApplicationServer | None,
     ) -> None:
         self.name = name
         self.address = f"{name}:{DEFAULT_PORT}"
@@ -71,6 +73,8 @@ class Host:
         self._rng = rng
         self._on_take = on_take
         self._on_end = on_end
+        self._application = application
+        self.way: Way | None = None  # to the database of the application, if there is one
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self._arrivals, _ = trio.open_memory_channel[Cable](0)
@@ -96,11 +100,14 @@ class Host:
         self.process = Process()
         self.calls = Calls(self._threads, self._rng, self._server.locks)
         self.engine = SimulatedEngine(self._server)
+        self.way = None if self._application is None else Way(self._application)
         self._scope, self._ended = trio.CancelScope(), trio.Event()
         nursery.start_soon(self._live)
 
     async def _live(self) -> None:
         PROCESS.set(self.process)
+        if self.way is not None:
+            WAY.set(self.way)
         with self._scope:
             await self._keep()
         self.is_up = False
@@ -175,6 +182,8 @@ class Host:
         self.disk.take_image(power_failure=power_failure)
         self.calls.kill()
         self.engine.cut()
+        if self.way is not None:
+            self.way.end()
         for cable in self.cables:
             cable.cut(noticed=noticed)
         self.process.resume()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,9 +15,10 @@ from escapement.errors import EscapementError, NotFound
 from histories.checker import violations
 from histories.recording import list_dead_letters
 from histories.storing import unfinished
+from simulation.application_troubles import ApplicationTroubles
 from simulation.clocks import HOUR_S, stretched
 from simulation.consuming import EXCLUSIVE, KINDS, PERMITS
-from simulation.features.choosing import features_of
+from simulation.features.choosing import features_of, needs_application
 from simulation.features.feature import (
     BACKOFF,
     KEPT,
@@ -34,12 +36,16 @@ from simulation.reading import Reader
 from simulation.report import Report, report_of
 from simulation.troubles import Troubles
 from simulation.world import ACK_WAIT_MS, LIMITS, World, simulated_world
+from support.database.servers import private_server
+from support.memory_directory import memory_directory
 
 DAYS: Final = 30
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = "d"
 MAX_DELIVERIES: Final = 3
+# The database of the application.
+_SHOP: Final = "shop"
 # A broker sends a message within this time after it has decided to.
 SENDING_S: Final = 2.0
 _POLICIES: Final[Policies] = {
@@ -60,13 +66,22 @@ _MOST_DAYS: Final = 60
 
 def run(seed: int, days: float = DAYS) -> Report:
     """Run one seed, and check its history."""
-    with stretched(), pausable():
+    with ExitStack() as stack:
+        application = ""
+        if needs_application(seed):
+            server = stack.enter_context(private_server(directory=memory_directory()))
+            server.admin(f"CREATE DATABASE {_SHOP}")
+            application = server.url(_SHOP)
+        stack.enter_context(stretched())
+        stack.enter_context(pausable())
         clock = trio.testing.MockClock(autojump_threshold=0)
-        return report_of(partial(_live, days), seed, clock)
+        return report_of(partial(_live, days, application), seed, clock)
 
 
-async def _live(days: float, report: Report, root: Path, clock: trio.testing.MockClock) -> None:
-    async with simulated_world(report.seed, root, clock) as (world, nursery):
+async def _live(
+    days: float, application: str, report: Report, root: Path, clock: trio.testing.MockClock
+) -> None:
+    async with simulated_world(report.seed, root, clock, application) as (world, nursery):
         history = world.history
         report.history = history
         history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
@@ -82,7 +97,9 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
             subscribers += feature.subscribers()
         amended = [*_TOPICS, *(name for one in features for name in one.amended)]
         amender = Amender(world, amended, _MEAN_S / 6)
-        troubles = Troubles(world, nursery)
+        troubles = [Troubles(world, nursery)]
+        if application:
+            troubles.append(ApplicationTroubles(world, nursery))
         end_ms = history.now_ms() + int(days * 86_400_000)
         async with trio.open_nursery() as consuming:
             consuming.start_soon(_watch, world, features, report, consuming.cancel_scope)
@@ -91,7 +108,8 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
             for feature in features:
                 consuming.start_soon(feature.consume)
             async with trio.open_nursery() as troubled:
-                troubled.start_soon(troubles.run)
+                for trouble in troubles:
+                    troubled.start_soon(trouble.run)
                 troubled.start_soon(Operator(world).run)
                 async with trio.open_nursery() as publishing:
                     for topic in _TOPICS:
@@ -102,7 +120,8 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
                     for feature in features:
                         publishing.start_soon(feature.run, end_ms)
                 troubled.cancel_scope.cancel()
-            troubles.heal()
+            for trouble in troubles:
+                trouble.heal()
             for feature in features:
                 feature.heal()
             for subscriber in subscribers:

@@ -41,10 +41,12 @@ _LOOKS: Final = 60
 class Troubles:
     """The faults of a run, one after the other."""
 
+    name = "troubles"
+
     def __init__(self, world: World, nursery: trio.Nursery) -> None:
         self._world = world
         self._nursery = nursery
-        self._rng = world.chance("troubles")
+        self._rng = world.chance(self.name)
         self._victim: Host | None = None  # the process to hit
         self._kinds: dict[Callable[[], Awaitable[None]], int] = {
             self._kill: 5,
@@ -149,14 +151,17 @@ class Troubles:
 
     async def _pause_for(self, seconds: float, cut_off: bool = False) -> None:
         if (host := self._host()) is not None:
-            host.pause()
-            await trio.sleep(seconds)
-            if cut_off:
-                host.engine.cut()
-            host.resume()
-            if cut_off:
-                await trio.sleep(self._rng.uniform(0, 0.2) * _LEASE_S)
-                host.engine.is_reachable = True
+            await self._pause_host(host, seconds, cut_off)
+
+    async def _pause_host(self, host: Host, seconds: float, cut_off: bool) -> None:
+        host.pause()
+        await trio.sleep(seconds)
+        if cut_off:
+            host.engine.cut()
+        host.resume()
+        if cut_off:
+            await trio.sleep(self._rng.uniform(0, 0.2) * _LEASE_S)
+            host.engine.is_reachable = True
 
     async def _cut_off_from_database(self) -> None:
         if (host := self._host()) is not None:

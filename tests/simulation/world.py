@@ -26,8 +26,10 @@ from escapement.errors import Disconnected
 from escapement.names import TopicName
 from escapement.storage import schema
 from escapement.storage.bundles import bundle_of_name, set_bundle_count
+from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import SqliteEngine
 from histories.history import History
+from simulation.application import ApplicationServer, SimulatedApplication, reached_by_ways
 from simulation.calls import Threads, waiting_members
 from simulation.checks.terms import Terms
 from simulation.clocks import HOUR_S, LEASE_MS, MOST_SKEW_MS, TrueClock, WallClock
@@ -71,7 +73,9 @@ _SETTINGS: Final = Settings(
 class World:
     """Broker processes on one database. ``run.py`` starts clients and faults beside them."""
 
-    def __init__(self, seed: int, root: Path, clock: trio.testing.MockClock) -> None:
+    def __init__(
+        self, seed: int, root: Path, clock: trio.testing.MockClock, application: str
+    ) -> None:
         self.seed = seed
         self.rng = self.chance("world")
         self.clock = TrueClock(clock)
@@ -82,6 +86,12 @@ class World:
         self.history = History(self.clock)
         self.terms: dict[int, Terms] = defaultdict(Terms)  # of each bundle
         self.sharing = Sharing(self.history.counts)
+        self.application: SimulatedApplication | None = None
+        if application:
+            address = MysqlAddress.parse(application)
+            served = ApplicationServer(address, self.clock, self.chance("application"))
+            self.application = SimulatedApplication(served, application)
+            self.application.install()
         self.bundles = self.rng.choice([1, 1, 2, 3, 4])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
@@ -92,8 +102,15 @@ class World:
     def _host(self, root: Path, number: int) -> Host:
         directory = root / f"host{number}"
         directory.mkdir()
+        served = None if self.application is None else self.application.server
+        databases = () if served is None else (served.address,)
         config = BrokerConfig(
-            ack_wait_ms=ACK_WAIT_MS, limits=LIMITS, table_parallelism=2, seed=self.seed
+            ack_wait_ms=ACK_WAIT_MS,
+            limits=LIMITS,
+            table_parallelism=2,
+            outboxes=databases,
+            tables=databases,
+            seed=self.seed,
         )
         skew_ms = self.rng.randint(-MOST_SKEW_MS, MOST_SKEW_MS)
         return Host(
@@ -107,6 +124,7 @@ class World:
             self.chance(f"host{number}"),
             self._taken,
             lambda host, error: self.history.end(host.name, error),
+            served,
         )
 
     def bundle_of(self, topic: str) -> int:
@@ -169,10 +187,14 @@ class World:
 
 @asynccontextmanager
 async def simulated_world(
-    seed: int, root: Path, clock: trio.testing.MockClock
+    seed: int, root: Path, clock: trio.testing.MockClock, application: str = ""
 ) -> AsyncIterator[tuple[World, trio.Nursery]]:
-    """Start all broker processes, and kill them at the end of the ``async with`` block."""
-    world = World(seed, root, clock)
+    """Start all broker processes, and kill them at the end of the ``async with`` block.
+
+    Args:
+      application: the URL of an empty database on a real server, for an application; "": none.
+    """
+    world = World(seed, root, clock, application)
     try:
         first = SimulatedEngine(world.server)
         schema.migrate(first)
@@ -183,6 +205,7 @@ async def simulated_world(
             simulated(disks, world.server.locks),
             waiting_members(world.server.locks),
             world.sharing.watched(),
+            reached_by_ways(world.clock),
         ):
             async with trio.open_nursery() as nursery:
                 for host in world.hosts:

@@ -20,6 +20,7 @@ from simulation.features.redriving import Redriving
 from simulation.features.replacing import Replacing
 from simulation.features.scheduling import Scheduling
 from simulation.features.seeking import Seeking
+from simulation.features.transacting import Transacting
 
 FEATURES: Final[tuple[type[Feature], ...]] = (
     Replacing,
@@ -36,6 +37,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Limiting,
     Claiming,
     Pushing,
+    Transacting,
 )
 # Features of one run, beside bursts. A run with all of them would take twice as long. The three
 # seeds of `make test` have all of them.
@@ -48,6 +50,15 @@ def features_of(seed: int, bundles: int) -> list[type[Feature]]:
     Args:
       bundles: their number. Several bundles have bursts, too.
     """
-    several = min(_SEVERAL, len(FEATURES))
-    some = [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]
+    some = _features_of(seed)
     return [*some, Bursting] if bundles > 1 else some
+
+
+def needs_application(seed: int) -> bool:
+    """Return whether a run has an application with a database on a real server."""
+    return Transacting in _features_of(seed)
+
+
+def _features_of(seed: int) -> list[type[Feature]]:
+    several = min(_SEVERAL, len(FEATURES))
+    return [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]
