@@ -76,6 +76,7 @@ class World:
         self.server = Server(database, self.clock.now_ms, self.chance("database"))
         self.threads = Threads()
         self.history = History(self.clock)
+        self.token: str | None = None  # of clients that have none of their own
         self.bundles = self.rng.choice([1, 1, 2, 3, 4])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
@@ -111,7 +112,7 @@ class World:
         self.history.counts["bundles taken"] += 1
 
     def connect(
-        self, *, knows_all: bool = False, at: Host | None = None
+        self, *, knows_all: bool = False, at: Host | None = None, token: str | None = None
     ) -> AbstractAsyncContextManager[escapement.Broker]:
         """Connect a client, which knows the addresses of all processes or of some.
 
@@ -119,6 +120,7 @@ class World:
           knows_all: whether it knows all of them. In the first half hour of a run, a client that
             knows one may get no answer: a node looks for the owners of bundles as rarely as that.
           at: the only process whose address it knows.
+          token: its token, "" for none; None for that of all clients.
         """
         known = [at] if at is not None else self.rng.sample(self.hosts, len(self.hosts))
         if at is None and not knows_all and self.rng.random() < _PARTIAL_SHARE:
@@ -131,7 +133,7 @@ class World:
                 addresses,
                 "",
                 settings,
-                TokenSource(None, None),
+                TokenSource(self.token if token is None else token),
                 clock_s=self.clock.now_s,
             )
         )

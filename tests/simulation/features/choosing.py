@@ -10,6 +10,7 @@ from simulation.features.deleting import Deleting
 from simulation.features.expiring import Expiring
 from simulation.features.feature import Feature
 from simulation.features.grouping import Grouping
+from simulation.features.guarding import Guarding
 from simulation.features.posting import Posting
 from simulation.features.quotas import Quotas
 from simulation.features.redriving import Redriving
@@ -29,6 +30,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Posting,
     Quotas,
     Delaying,
+    Guarding,
 )
 # Features of one run. A run with all of them would take twice as long. The three seeds of
 # `make test` have all of them.
