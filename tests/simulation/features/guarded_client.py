@@ -37,9 +37,11 @@ _STRANGE_SHARE: Final = 0.08
 # The share of sessions with the latest tokens, of which some are valid.
 _LATEST_SHARE: Final = 0.75
 _LATEST: Final = 6
+# The share of sessions with the newest token, at a broker that has lost its lease.
+_NEWEST_SHARE: Final = 0.6
 # How often it draws a token and an act, until both may be allowed.
 _DRAWS: Final = 2
-_PAUSES_S: Final = (0.0, 60.0, HOUR_S, 12 * HOUR_S)
+_PAUSES_S: Final = (0.0, 60.0, HOUR_S, 8 * HOUR_S)
 
 
 class GuardedClient:
@@ -67,7 +69,8 @@ class GuardedClient:
         self._strangers = strangers
         self._action = action
         self._rng = world.chance(f"guarded client {number}")
-        self._producers: dict[str, escapement.Producer] = {}  # of this session
+        # Of this session, by topic, with the time of the last answer to each.
+        self._producers: dict[str, tuple[escapement.Producer, int]] = {}
         self._end_ms = 0
         # What it does, with the right that it needs and its weight.
         self._acts: dict[Callable[[escapement.Broker, Line, Request], Awaitable[None]], Any] = {
@@ -87,7 +90,7 @@ class GuardedClient:
             lost = [host for host in self._world.hosts if host.has_lost_a_lease]
             if self._rng.random() > (_LOST_SHARE if lost else _SHARE):
                 continue
-            request = Request(self._draw_token(), self._history.now_ms())
+            request = Request(self._draw_token(bool(lost)), self._history.now_ms())
             try:
                 await self._stay(request, self._rng.choice(lost or [None, *self._world.hosts]))
             except Unauthenticated:
@@ -97,10 +100,13 @@ class GuardedClient:
                 if not error.retryable:
                     raise
 
-    def _draw_token(self) -> TokenLife:
+    def _draw_token(self, newest: bool) -> TokenLife:
+        """Draw a token, often the newest one or one of the latest."""
         tokens = self._check.tokens
         if not tokens or self._rng.random() < _STRANGE_SHARE:
             return self._rng.choice(self._strangers)
+        if newest and self._rng.random() < _NEWEST_SHARE:
+            return tokens[-1]
         if self._rng.random() < _LATEST_SHARE:
             tokens = tokens[-_LATEST:]
         now_ms = self._history.now_ms()
@@ -141,8 +147,6 @@ class GuardedClient:
         except AccessDenied:
             self._history.counts["denied"] += 1
             self._check.denied(request, self._history.now_ms())
-        except Unauthenticated:
-            raise
         except EscapementError as error:
             if not error.retryable:
                 raise
@@ -173,29 +177,27 @@ class GuardedClient:
         """Send a message, often with the producer of an earlier one."""
         topic = request.topic
         if topic not in self._producers:
-            self._producers[topic] = await client.producer(topic)
+            self._producers[topic] = await client.producer(topic), request.called_ms
             self._served(request, line)
+        producer, answered_ms = self._producers.pop(topic)
         now_ms = self._history.now_ms()
         delay_ms = random_delay_ms(self._rng, max(self._end_ms - now_ms, 0))
         message = self._history.publish(topic, "", now_ms + delay_ms - MOST_SKEW_MS)
         request = request._replace(called_ms=now_ms)
-        known_ms = now_ms - _STALE_MS
-        message.refused = self._check.surely_forbidden(request, known_ms, now_ms)
+        message.refused = self._check.surely_forbidden(request, now_ms - _STALE_MS, now_ms)
         try:
-            dedup = [f"d{message.number}"]
-            await send(self._history, self._producers[topic], [(message, delay_ms)], dedup=dedup)
-        except EscapementError as error:
-            # The producer may have been closed long before.
-            del self._producers[topic]
-            if isinstance(error, AccessDenied):
-                self._history.counts["producers closed"] += 1
-                return
-            raise
+            await send(self._history, producer, [(message, delay_ms)], dedup=[f"d{message.number}"])
+        except AccessDenied:
+            # The broker may have closed the producer long before.
+            self._history.counts["producers closed"] += 1
+            self._check.denied(request._replace(called_ms=answered_ms), self._history.now_ms())
+            return
+        self._producers[topic] = producer, now_ms
         self._history.counts["published with a right"] += 1
         self._served(request, line)
 
     async def _consume(self, client: escapement.Broker, line: Line, request: Request) -> None:
-        """Consume for some time. Each message needs the right."""
+        """Consume for some time. Each message needs the right, and so does an open consumer."""
 
         def note(delivered: list[Delivered]) -> None:
             link = inbox._line.link
@@ -204,14 +206,17 @@ class GuardedClient:
             self._history.counts["delivered with a right"] += len(delivered)
             self._served(request._replace(called_ms=sent_ms), inbox._line)
 
-        until_s = trio.current_time() + self._rng.uniform(0, 40 * HOUR_S)
+        until_s = trio.current_time() + self._rng.uniform(0, 20 * HOUR_S)
         async with client.consumer(request.topic, WATCHED, permits=2) as inbox:
             self._served(request, line)
             tap(inbox, note)
             while (left_s := until_s - trio.current_time()) > 0:
-                message = await inbox.receive(timeout_s=left_s)
+                message = await inbox.receive(timeout_s=min(left_s, HOUR_S))
                 if message is not None:
                     await inbox.ack(message.offset)
+                elif _is_connected(inbox._line):
+                    now_ms = self._history.now_ms()
+                    self._served(request._replace(called_ms=now_ms), inbox._line)
 
     async def _peek(self, client: escapement.Broker, line: Line, request: Request) -> None:
         _ = [one async for one in client.peek(request.topic)]
@@ -255,3 +260,8 @@ class GuardedClient:
             self._history.surprises.append(f"access: {request} is told {answer}")
         own = {row["pattern"]: frozenset(row["actions"]) for row in answer["grants"]}
         self._check.told(request, own, known_ms, now_ms)
+
+
+def _is_connected(line: Line) -> bool:
+    """Return whether the connection of a line exists, also at the broker."""
+    return line.link is not None and line.link._stream.cable.ended_s is None  # type: ignore[attr-defined]

@@ -32,9 +32,9 @@ _ROLES: Final = ("r0", "r1", "r2")
 _ACTIONS: Final = ("produce", "consume", "peek", "cancel", "admin")
 # The broker allows as many valid tokens of a role.
 _VALID_TOKENS: Final = 2
-_CLIENTS: Final = 3
-_MEAN_S: Final = 7 * HOUR_S
-_CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 6, "remove": 4, "look": 2}
+_CLIENTS: Final = 4
+_MEAN_S: Final = 5 * HOUR_S
+_CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 6, "remove": 5, "look": 2}
 # The share of tokens that expire.
 _EXPIRING: Final = 0.3
 _EXPIRY_S: Final = (10 * HOUR_S, 150 * HOUR_S)
@@ -68,6 +68,7 @@ class Guarding(Feature):
         )
         BootstrapRequest(_OPERATOR, token.id, token.digest).write(host.disk.root)
         await Bootstrap(host.engine, lambda: broker, host.disk.root, required=False).take()
+        assert not broker.services.access.is_open
         self._world.token = token.text
         now_ms = self._history.now_ms()
         for text in ("", self._new_token().text, Token(token.id, "0" * 64).text):
