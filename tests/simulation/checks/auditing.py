@@ -1,4 +1,4 @@
-"""The audit log: each change has its row, with who made it and what it was about."""
+"""The audit log: each change has one row, which names its role, object and arguments."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ class AuditCheck:
                 self.found += _miscounted(action, some)
 
     def _wrong(self, action: Action, row: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is wrong in a row of a request."""
+        """Yield the mistakes in a row of a request."""
         arguments = json.loads(row["arguments"])
         if "digest" in arguments and arguments.pop("digest") != "***":
             yield f"audit: {row} has the digest of a token"
         expected = (action.role, action.verb, action.object, dict(action.arguments))
         if (row["role"], row["verb"], row["object"], arguments) != expected:
             yield f"audit: {row} is the row of {action}"
-        until_ms = min(action.answered_ms, NEVER_MS - self.skew_ms) + self.skew_ms
-        # Without an answer, a broker may get the request later.
-        late = action.outcome and row["at_ms"] > until_ms
-        if row["at_ms"] < action.called_ms - self.skew_ms or (late and action.once):
+        is_early = row["at_ms"] < action.called_ms - self.skew_ms
+        is_late = row["at_ms"] > action.answered_ms + self.skew_ms
+        # A broker may get a request without an answer, or a repeated one, later.
+        if is_early or (is_late and action.outcome and action.once):
             yield f"audit: {row} has a time that {action} has not"
 
 
@@ -90,7 +90,6 @@ def _miscounted(action: Action, rows: Sequence[Mapping[str, Any]]) -> Iterator[s
     A broker that cannot store the outcome leaves it out. It may also fail to delete its row when
     another broker carries the request out, and to store a row of a request that it refused.
     """
-    # Of requests that were refused for another reason, no row is expected.
     outcomes = [row["outcome"] for row in rows]
     if action.outcome == DONE and not {DONE, None} & {*outcomes}:
         yield f"audit: {action} has no row that says so, but {outcomes}"

@@ -57,7 +57,7 @@ class TokenLife:
 
 
 class Request(NamedTuple):
-    """What a client does at some time. Without an action, it needs a token only."""
+    """A request of a client. Without an action, it needs a token only."""
 
     token: TokenLife
     called_ms: int
@@ -181,7 +181,7 @@ class GuardCheck:
         yield from ()
 
     def violations(self, history: History) -> Iterator[str]:
-        """Yield wrong answers, and what is wrong in the audit log."""
+        """Yield wrong answers, and mistakes in the audit log."""
         yield from self.found
         yield from self.audit.found
 

@@ -72,7 +72,7 @@ class GuardedClient:
         # Of this session, by topic, with the time of the last answer to each.
         self._producers: dict[str, tuple[escapement.Producer, int]] = {}
         self._end_ms = 0
-        # What it does, with the right that it needs and its weight.
+        # Its acts, each with the right that it needs and its weight.
         self._acts: dict[Callable[[escapement.Broker, Line, Request], Awaitable[None]], Any] = {
             self._publish: ("produce", 6),
             self._consume: ("consume", 3),
@@ -130,7 +130,7 @@ class GuardedClient:
                 await self._act(client, session.token)
                 await trio.sleep(self._rng.uniform(0, self._rng.choice(_PAUSES_S)))
 
-    # -- what it does ----------------------------------------------------------------
+    # -- its acts --------------------------------------------------------------------
 
     async def _act(self, client: escapement.Broker, token: TokenLife) -> None:
         now_ms = self._history.now_ms()

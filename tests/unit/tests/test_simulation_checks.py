@@ -665,7 +665,7 @@ def test_broker_that_names_or_lists_other_rights_is_found() -> None:
 
 
 def recorded(**changes: Any) -> list[str]:
-    """Return what is found in a row of the audit log for a confirmed request, with changes."""
+    """Return the findings about the row of a confirmed request, which has some changes."""
     check = AuditCheck(10)
     action = Action("why", "root", "tokens.create", "r", {"role": "r"}, 1_000, 1_100, DONE, True)
     check.begin(action)
