@@ -75,7 +75,7 @@ class GuardedClient:
         # Its acts, each with the right that it needs and its weight.
         self._acts: dict[Callable[[escapement.Broker, Line, Request], Awaitable[None]], Any] = {
             self._publish: ("produce", 6),
-            self._consume: ("consume", 3),
+            self._consume: ("consume", 5),
             self._peek: ("peek", 2),
             self._cancel: ("cancel", 2),
             self._update: ("admin", 3),

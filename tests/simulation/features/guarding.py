@@ -33,8 +33,8 @@ _ACTIONS: Final = ("produce", "consume", "peek", "cancel", "admin")
 # The broker allows as many valid tokens of a role.
 _VALID_TOKENS: Final = 2
 _CLIENTS: Final = 4
-_MEAN_S: Final = 5 * HOUR_S
-_CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 6, "remove": 5, "look": 2}
+_MEAN_S: Final = 3 * HOUR_S
+_CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 8, "remove": 8, "look": 1}
 # The share of tokens that expire.
 _EXPIRING: Final = 0.3
 _EXPIRY_S: Final = (10 * HOUR_S, 150 * HOUR_S)
@@ -149,7 +149,7 @@ class Guarding(Feature):
         pattern = self._rng.choice(_PATTERNS)
         (before,) = self.check.grants[role, pattern][-1:]
         actions = set(self._rng.sample(_ACTIONS[:-1], 2))
-        if self._rng.random() < 0.3:
+        if self._rng.random() < 0.2:
             actions = {"admin"}
         await self._set("grants.add", role, pattern, before.actions | actions, [*actions], None)
 
@@ -162,7 +162,7 @@ class Guarding(Feature):
         ]
         if granted:
             pattern, before = self._rng.choice(granted)
-            actions = self._rng.choice([None, [self._rng.choice(sorted(before))]])
+            actions = self._rng.choice([None, None, [self._rng.choice(sorted(before))]])
             left = frozenset[str]() if actions is None else before.difference(actions)
             await self._set("grants.remove", role, pattern, left, actions, NotFound)
 
