@@ -37,7 +37,8 @@ _MEAN_S: Final = 3 * HOUR_S
 _CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 8, "remove": 8, "look": 1}
 # The share of tokens that expire.
 _EXPIRING: Final = 0.3
-_EXPIRY_S: Final = (10 * HOUR_S, 150 * HOUR_S)
+# Longer than the operator may have to repeat its request.
+_EXPIRY_S: Final = (48 * HOUR_S, 150 * HOUR_S)
 _PAGE: Final = 1_000
 # The beginning of the reasons of requests.
 _REASONS: Final = "guarded "
