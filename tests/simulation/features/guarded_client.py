@@ -84,21 +84,30 @@ class GuardedClient:
 
     async def run(self, end_ms: int) -> None:
         """Begin and end sessions until the end."""
-        self._end_ms = end_ms
         while self._history.now_ms() < end_ms:
             await trio.sleep(self._rng.uniform(0, 2 * LOOK_S))
             lost = [host for host in self._world.hosts if host.has_lost_a_lease]
             if self._rng.random() > (_LOST_SHARE if lost else _SHARE):
                 continue
-            request = Request(self._draw_token(bool(lost)), self._history.now_ms())
-            try:
-                await self._stay(request, self._rng.choice(lost or [None, *self._world.hosts]))
-            except Unauthenticated:
-                self._history.counts["sessions refused"] += 1
-                self._check.unauthenticated(request, self._history.now_ms())
-            except EscapementError as error:
-                if not error.retryable:
-                    raise
+            at = self._rng.choice(lost or [None, *self._world.hosts])
+            await self.visit(self._draw_token(bool(lost)), at, end_ms)
+
+    async def visit(self, token: TokenLife, at: Host | None, end_ms: int) -> None:
+        """Begin a session with a token, and end it.
+
+        Args:
+          at: the only process whose address it knows; None if it knows others.
+        """
+        self._end_ms = end_ms
+        request = Request(token, self._history.now_ms())
+        try:
+            await self._stay(request, at)
+        except Unauthenticated:
+            self._history.counts["sessions refused"] += 1
+            self._check.unauthenticated(request, self._history.now_ms())
+        except EscapementError as error:
+            if not error.retryable:
+                raise
 
     def _draw_token(self, newest: bool) -> TokenLife:
         """Draw a token, often the newest one or one of the latest."""
@@ -117,11 +126,7 @@ class GuardedClient:
         return token
 
     async def _stay(self, session: Request, at: Host | None) -> None:
-        """Connect, and act some times, with pauses.
-
-        Args:
-          at: the only process whose address it knows; None if it knows others.
-        """
+        """Connect, and act some times, with pauses."""
         self._producers = {}
         async with self._world.connect(at=at, token=session.token.text) as client:
             self._served(session, client._lines.first)

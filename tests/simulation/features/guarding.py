@@ -34,6 +34,8 @@ _ACTIONS: Final = ("produce", "consume", "peek", "cancel", "admin")
 _VALID_TOKENS: Final = 2
 _CLIENTS: Final = 4
 _MEAN_S: Final = 3 * HOUR_S
+# The share of changes after which a client uses the tokens and grants of the role at once.
+_VISIT_SHARE: Final = 0.3
 _CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 8, "remove": 8, "look": 1}
 # The share of tokens that expire.
 _EXPIRING: Final = 0.3
@@ -60,6 +62,7 @@ class Guarding(Feature):
             for pattern in _PATTERNS:
                 self.check.grants[role, pattern] = [Granted(from_ms=0)]
         self.strangers: list[TokenLife] = []
+        self._clients = 0
 
     async def begin(self) -> None:
         """Create the first token, and the namespace with it."""
@@ -81,16 +84,20 @@ class Guarding(Feature):
 
     async def run(self, end_ms: int) -> None:
         async with trio.open_nursery() as nursery:
-            for number in range(_CLIENTS):
-                client = GuardedClient(
-                    self._world, self.check, _TOPICS, self.strangers, self.action, number
-                )
-                nursery.start_soon(client.run, end_ms)
-            await self._operate(end_ms)
+            for _ in range(_CLIENTS):
+                nursery.start_soon(self._client().run, end_ms)
+            await self._operate(end_ms, nursery)
+
+    def _client(self) -> GuardedClient:
+        self._clients += 1
+        return GuardedClient(
+            self._world, self.check, _TOPICS, self.strangers, self.action, self._clients
+        )
 
     # -- the operator ----------------------------------------------------------------
 
-    async def _operate(self, end_ms: int) -> None:
+    async def _operate(self, end_ms: int, nursery: trio.Nursery) -> None:
+        """Change tokens and grants. Some changes are followed by a session of the same role."""
         for role in _ROLES:
             await self._create(role)
             await self._add(role)
@@ -115,6 +122,10 @@ class Guarding(Feature):
                     await self._remove(role)
                 case "look":
                     await self.look()
+            tokens = [one for one in self.check.tokens if one.role == role][-_VALID_TOKENS:]
+            if self._rng.random() < _VISIT_SHARE:
+                at = self._rng.choice(self._world.hosts)
+                nursery.start_soon(self._client().visit, self._rng.choice(tokens), at, end_ms)
 
     def _tokens_of(self, role: str) -> list[TokenLife]:
         """Return the tokens of a role that may be valid, the oldest first."""
