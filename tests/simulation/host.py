@@ -80,6 +80,14 @@ class Host:
         self._arrivals, _ = trio.open_memory_channel[Cable](0)
         self.calls = Calls(threads, rng, server.locks)
         self.engine = SimulatedEngine(server)
+        self._resumed_ms = 0
+
+    @property
+    def impaired_ms(self) -> int:
+        """When the process last was paused, or its database failed."""
+        if self.process.paused:
+            return self._server.now_ms()
+        return max(self._resumed_ms, self.engine.failed_ms)
 
     @property
     def process_name(self) -> tuple[str, int]:
@@ -90,6 +98,11 @@ class Host:
     def brokers(self) -> list[Broker]:
         """The brokers that serve clients here."""
         return [] if self.node is None else self.node.brokers
+
+    @property
+    def has_lost_a_lease(self) -> bool:
+        """Whether it serves clients with a broker whose lease has expired."""
+        return not self.process.paused and any(not one.holds_lease() for one in self.brokers)
 
     # -- the life of the process -----------------------------------------------------
 
@@ -216,4 +229,6 @@ class Host:
         self.process.pause()
 
     def resume(self) -> None:
+        if self.process.paused:
+            self._resumed_ms = self._server.now_ms()
         self.process.resume()

@@ -92,6 +92,7 @@ class World:
             served = ApplicationServer(address, self.clock, self.chance("application"))
             self.application = SimulatedApplication(served, application)
             self.application.install()
+        self.token: str | None = None  # of clients that have none of their own
         self.bundles = self.rng.choice([1, 1, 2, 3, 4])
         self.hosts = [self._host(root, n) for n in range(self.rng.choice([2, 2, 3]))]
 
@@ -141,6 +142,7 @@ class World:
         knows_all: bool = False,
         at: Host | None = None,
         streams: list[ClientStream] | None = None,
+        token: str | None = None,
     ) -> AbstractAsyncContextManager[escapement.Broker]:
         """Connect a client, which knows the addresses of all processes or of some.
 
@@ -149,6 +151,7 @@ class World:
             knows one may get no answer: a node looks for the owners of bundles as rarely as that.
           at: the only process whose address it knows.
           streams: gets the streams of all its connections, for a client that is killed.
+          token: its token, "" for none; None for that of all clients.
         """
         known = [at] if at is not None else self.rng.sample(self.hosts, len(self.hosts))
         if at is None and not knows_all and self.rng.random() < _PARTIAL_SHARE:
@@ -161,7 +164,7 @@ class World:
                 addresses,
                 "",
                 settings,
-                TokenSource(None, None),
+                TokenSource(self.token if token is None else token),
                 clock_s=self.clock.now_s,
             )
         )

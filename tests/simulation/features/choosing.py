@@ -12,6 +12,7 @@ from simulation.features.deleting import Deleting
 from simulation.features.expiring import Expiring
 from simulation.features.feature import Feature
 from simulation.features.grouping import Grouping
+from simulation.features.guarding import Guarding
 from simulation.features.limiting import Limiting
 from simulation.features.posting import Posting
 from simulation.features.pushing import Pushing
@@ -38,6 +39,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Claiming,
     Pushing,
     Transacting,
+    Guarding,
 )
 # Features of one run, beside bursts. A run with all of them would take twice as long. The three
 # seeds of `make test` have all of them.
