@@ -41,8 +41,8 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Transacting,
     Guarding,
 )
-# Features of one run, beside bursts. A run with all of them would take twice as long. The three
-# seeds of `make test` have all of them.
+# Features of one run, beside bursts. A run with all of them would take far longer. The four seeds
+# of `make test` have all of them.
 _SEVERAL: Final = 4
 
 
