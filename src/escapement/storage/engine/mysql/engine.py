@@ -204,7 +204,7 @@ class MysqlEngine:
 class MysqlConnection:
     """A connection to a server, with its prepared statements and its open transaction."""
 
-    def __init__(self, wire: Wire, location: str, silence_s: float | None) -> None:
+    def __init__(self, wire: Wire, location: str, silence_s: float | None = None) -> None:
         self._wire = wire
         self._location = location
         self._silence_s = silence_s  # the limit that the server does not know yet
