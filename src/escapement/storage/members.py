@@ -19,8 +19,9 @@ another place belongs to a copy of the directory, so registering is refused.
 A row lists the ids of the connections that the process writes through, for all of its bundles. A
 process that takes a bundle from a dead member kills them, because a connection that hangs inside a
 transaction would block it. The server closes the other connections of a member itself, if they are
-silent for a lease inside a transaction (``Engine.limited``). Registering again also kills them, and passes the time at which the last
-incarnation was alive to the leases that still name it.
+silent for a lease inside a transaction (``Engine.limited``). Registering again also kills the
+listed ones, and passes the time at which the last incarnation was alive to the leases that still
+name it.
 """
 
 from __future__ import annotations
@@ -197,9 +198,9 @@ def record(
     """Add a connection to the list in the member's row. Blocking; safe to call in any thread.
 
     The server lets a listed connection be silent, because a successor kills it. Writing the row
-    also checks the database. It raises an error if the database cannot be reached
-    or accepts no writes. The row always changes, because SQLite writes nothing to the disk if a row
-    gets the values that it has: the database lets the row expire 1 ms later.
+    also checks the database. It raises an error if the database cannot be reached or accepts no
+    writes. The row always changes, because SQLite writes nothing to the disk if a row gets the
+    values that it has: the database lets the row expire 1 ms later.
 
     Args:
       bundle_id: the bundle that uses the connection, or ``ALL_BUNDLES``.
