@@ -23,31 +23,22 @@ from simulation.features.scheduling import Scheduling
 from simulation.features.seeking import Seeking
 from simulation.features.transacting import Transacting
 
+# Each four that follow each other have one that takes long.
 FEATURES: Final[tuple[type[Feature], ...]] = (
-    Replacing,
-    Redriving,
-    Expiring,
-    Grouping,
-    Seeking,
-    Scheduling,
-    Bulk,
-    Deleting,
-    Posting,
-    Quotas,
-    Delaying,
-    Limiting,
-    Claiming,
-    Pushing,
-    Transacting,
-    Guarding,
+    *(Replacing, Redriving, Expiring, Guarding),
+    *(Grouping, Seeking, Scheduling, Transacting),
+    *(Bulk, Deleting, Posting, Pushing),
+    *(Quotas, Delaying, Limiting, Claiming),
 )
-# Features of one run, beside bursts. A run with all of them would take far longer. The four seeds
-# of `make test` have all of them.
+# Features of one run, beside bursts. A run with all of them would take far longer.
 _SEVERAL: Final = 4
+_ROUND: Final = len(FEATURES) // _SEVERAL
 
 
 def features_of(seed: int, bundles: int) -> list[type[Feature]]:
-    """Return the features of a run. Seeds that follow each other use all features in turn.
+    """Return the features of a run.
+
+    The seeds of a round, such as 4 to 7, have all features. The next round has others together.
 
     Args:
       bundles: their number. Several bundles have bursts, too.
@@ -62,5 +53,5 @@ def needs_application(seed: int) -> bool:
 
 
 def _features_of(seed: int) -> list[type[Feature]]:
-    several = min(_SEVERAL, len(FEATURES))
-    return [FEATURES[(seed * _SEVERAL + n) % len(FEATURES)] for n in range(several)]
+    first = seed * _SEVERAL + seed // _ROUND
+    return [FEATURES[(first + n) % len(FEATURES)] for n in range(_SEVERAL)]
