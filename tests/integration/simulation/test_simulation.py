@@ -10,11 +10,11 @@ from simulation.report import Report
 from simulation.run import DAYS, run
 from support.seeds import seeds
 
-SEEDS = (3, 5, 4)
-# The one that begins with three bundles.
+# A round, which has all features. The second and the third begin with several bundles.
+SEEDS = (4, 5, 6, 7)
 SHARING_SEED = 5
 # The seed among these that finds a planted bug soonest, if that is not the last. If seeds do
-# something else after a change, `python -m simulation --bug BUG --first 3 --seeds 3` shows it
+# something else after a change, `python -m simulation --bug BUG --first 4 --seeds 4` shows it
 # again.
 SOONEST = {
     "ack forgotten at checkpoint": 3,
@@ -43,11 +43,11 @@ def test_no_fault_breaks_an_invariant(seed: int) -> None:
         assert report.shared - counts[sharing.STORED] > 5
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [5, 6])
 def test_seed_repeats_exactly(seed: int) -> None:
     """A failure can be examined, because its seed does the same again.
 
-    The second seed has an application with a database on a real server.
+    One seed has an application with a database on a real server, and the other one pushes.
     """
     first, second = (_seen(run(seed, days=2)) for _ in range(2))
     assert first == second

@@ -32,8 +32,8 @@ _ROLES: Final = ("r0", "r1", "r2")
 _ACTIONS: Final = ("produce", "consume", "peek", "cancel", "admin")
 # The broker allows as many valid tokens of a role.
 _VALID_TOKENS: Final = 2
-_CLIENTS: Final = 4
-_MEAN_S: Final = 3 * HOUR_S
+_CLIENTS: Final = 2
+_MEAN_S: Final = 5 * HOUR_S
 # The share of changes after which a client uses the tokens and grants of the role at once.
 _VISIT_SHARE: Final = 0.3
 _CHANGES: Final = {"create": 4, "revoke": 2, "rotate": 2, "add": 8, "remove": 8, "look": 1}
