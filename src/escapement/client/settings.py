@@ -42,10 +42,10 @@ class Settings:
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     close_timeout_s: float = 10.0
-    # Together they are no longer than the lease of a broker, ten seconds. So a client looks for the
-    # next owner of its topics when that begins to serve.
+    # Together they are little longer than the lease of a broker, ten seconds. So a client soon finds
+    # the next owner of its topics. A shorter timeout would give up busy brokers and slow networks.
     heartbeat_s: float | None = 5.0
-    heartbeat_timeout_s: float = 5.0
+    heartbeat_timeout_s: float = 7.0
     reconnect_first_s: float = 0.1
     reconnect_longest_s: float = 10.0
     reason: str = ""
