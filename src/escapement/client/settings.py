@@ -42,8 +42,8 @@ class Settings:
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     close_timeout_s: float = 10.0
-    # Together they are little longer than the lease of a broker, ten seconds. So a client soon finds
-    # the next owner of its topics. A shorter timeout would give up busy brokers and slow networks.
+    # Together they are little longer than the lease of a broker, ten seconds, so that a client soon
+    # finds the next owner of its topics. A shorter timeout would give up busy brokers.
     heartbeat_s: float | None = 5.0
     heartbeat_timeout_s: float = 7.0
     reconnect_first_s: float = 0.1
