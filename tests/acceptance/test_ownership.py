@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +32,18 @@ LONG_LEASE: Final[dict[str, Any]] = {"lease_ms": 600_000}
 TIMEOUT_S: Final = 60
 
 
+def connected(url: str) -> pymysql.connections.Connection[Any]:
+    """Return a connection of the test's own."""
+    to = MysqlAddress.parse(url)
+    return pymysql.connect(
+        host=to.host, port=to.port, user=to.user, password=to.password, database=to.database
+    )
+
+
 def log_rows(url: str) -> dict[int, int]:
     """Return the number of log rows that each epoch has written."""
-    to = MysqlAddress.parse(url)
     found: dict[int, int] = {}
-    with pymysql.connect(
-        host=to.host, port=to.port, user=to.user, password=to.password, database=to.database
-    ) as connection:
+    with connected(url) as connection:
         with connection.cursor() as cursor:
             cursor.execute("SHOW TABLES LIKE 'log\\_1\\_%'")
             for (table,) in cursor.fetchall():
@@ -158,6 +164,39 @@ async def test_a_stale_broker_writes_nothing_and_stands_by(
         (error,) = outcome
         # The error depends on how far the broker had stopped when the publish timed out.
         assert error.retryable
+
+
+async def test_broker_that_is_stopped_inside_a_checkpoint_is_replaced(
+    tmp_path: Path, mysql_url: str, second: BrokerProcess
+) -> None:
+    """B8: the transaction has the lease row locked, on a connection that nobody can kill."""
+    with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as first:
+        async with (
+            escapement.connect(first.url, settings=PATIENT) as client,
+            client.consumer("t", "s") as inbox,
+        ):
+            producer = await client.producer("t")
+            await producer.send_many([b"x"] * 10)
+            batch = await anext(inbox.batches())
+            with connected(mysql_url) as blocker, blocker.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # commits go on
+                for table in ("subscriptions", "journal"):
+                    cursor.execute(f"SELECT * FROM {table} FOR UPDATE")
+                await inbox.ack(batch.offsets)  # a checkpoint writes them into these tables
+                await _until_waiting(cursor)
+                first.pause()
+        began_s = time.monotonic()
+        await until_it_takes_over(second)
+        # A lease, the silence of a connection, which is another one, and the start of a process.
+        assert time.monotonic() - began_s < 15
+
+
+async def _until_waiting(cursor: pymysql.cursors.Cursor) -> None:
+    """Wait until another transaction waits for a row lock."""
+    waiting = "SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
+    with trio.fail_after(TIMEOUT_S):
+        while not cursor.execute(waiting):  # noqa: ASYNC110 (the condition is in the database)
+            await trio.sleep(0.2)  # the server shows news only if nobody has asked for 0.1 s
 
 
 def test_stopped_broker_that_goes_on_does_not_answer_a_read_from_before(

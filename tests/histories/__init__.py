@@ -16,8 +16,9 @@ The simulation and the stress test record the same history and check it in the s
 
 ``reads.py`` has rules about answers to requests that read, which are checked as they come.
 
-An application with a database of its own has further rules: ``effects.py`` about messages that are
-acknowledged in its transactions, and ``table_rows.py`` about rows of a message table.
+An application with a database of its own has further rules (``transactions.py``): ``effects.py``
+about messages that are acknowledged in its transactions, and ``table_rows.py`` about rows of a
+message table.
 
 Some facts are optional, because only the simulation knows them: when a message was sent, by which
 process, and when its connection ended. A rule is stricter where they are known. The times of

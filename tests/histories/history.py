@@ -173,6 +173,7 @@ class DeadLetters:
     listed_s: dict[int, float] = field(default_factory=dict)  # first, by original offset
     asked: set[int] = field(default_factory=set)  # a redrive was requested
     remaining: set[int] = field(default_factory=set)  # of the last listing
+    reasons: dict[int, tuple[str, str]] = field(default_factory=dict)  # with details; if noted
 
 
 @dataclass(slots=True)
@@ -226,6 +227,7 @@ class History:
         self.troubles: list[tuple[float, float]] | None = None
         self.sending_s = 0.0  # a broker's decision reaches clients within this time
         self.expiry_s = 0.0  # from a delivery on, until its ack wait may be over
+        self.expiries_s: dict[str, float] = {}  # of subscriptions whose ack wait is another one
         self.disk_failed = False  # a disk refused a write, which may end a broker
         self.skew_steps_s: list[float] = []  # when a wall clock was set
 
@@ -293,6 +295,10 @@ class History:
         """Return whether a seek may have taken effect between two times."""
         seeks = self.seeks.get(subscription, ())
         return any(one.called_s <= to_s and one.answered_s >= from_s for one in seeks)
+
+    def expires_s(self, arrival: Arrival) -> float:
+        """Return when the ack wait of a delivery may be over."""
+        return arrival.sent_s + self.expiries_s.get(arrival.subscription, self.expiry_s)
 
     def trouble(self, began_s: float, ended_s: float, times: int = 1) -> None:
         """Note a trouble, which may have cost as many deliveries of each message."""

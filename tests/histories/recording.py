@@ -91,6 +91,9 @@ async def list_dead_letters(
     assert len(rows) < 1_000, "more dead letters than one listing shows"
     listed = {row["offset"]: (number_of(row["payload"]), row["original_offset"]) for row in rows}
     history.list_dead_letters(subscription, listed)
+    history.dead_letters[subscription].reasons |= {
+        row["offset"]: (row.get("reason", ""), row.get("detail", "")) for row in rows
+    }
     return {row["offset"]: row["due_at_ms"] for row in rows}
 
 
@@ -142,7 +145,7 @@ class RecordedInbox:
         way_of: Callable[[Any], Way],
     ) -> None:
         self._history = history
-        self._consumer = Consumer(subscription)
+        self.consumer = Consumer(subscription)
         self._inbox = inbox
         self._way_of = way_of
         tap(inbox, self._arrive)
@@ -152,7 +155,7 @@ class RecordedInbox:
 
         The first ones may come together with the answer that the consumer is open.
         """
-        missed = [one for one in batch if one.offset not in self._consumer.latest]
+        missed = [one for one in batch if one.offset not in self.consumer.latest]
         if missed:
             self._arrive(
                 [
@@ -180,7 +183,7 @@ class RecordedInbox:
         await self._inbox.ack(offsets, durable=True)
         now_s = self._history.now_s()
         for offset in offsets:
-            self._history.acked_s.setdefault((self._consumer.subscription, offset), now_s)
+            self._history.acked_s.setdefault((self.consumer.subscription, offset), now_s)
 
     async def nack(self, offsets: list[int], delay: timedelta | None = None) -> None:
         self._note_returns(offsets)
@@ -192,16 +195,16 @@ class RecordedInbox:
 
     def leave(self) -> None:
         """Note that the consumer begins to leave."""
-        self._consumer.left_s = self._history.now_s()
+        self.consumer.left_s = self._history.now_s()
 
     def _note_acks(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._history.ack_sent.add((self._consumer.subscription, offset))
-            self._consumer.latest[offset].acked_s = self._history.now_s()
+            self._history.ack_sent.add((self.consumer.subscription, offset))
+            self.consumer.latest[offset].acked_s = self._history.now_s()
 
     def _note_returns(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._consumer.latest[offset].returned_s = self._history.now_s()
+            self.consumer.latest[offset].returned_s = self._history.now_s()
 
     def _arrive(self, delivered: list[Delivered]) -> None:
         link = self._inbox._line.link
@@ -209,7 +212,7 @@ class RecordedInbox:
         way = self._way_of(link._stream)
         for one in delivered:
             arrival = Arrival(
-                self._consumer.subscription,
+                self.consumer.subscription,
                 number_of(one.payload),
                 one.offset,
                 one.due_ms,
@@ -218,6 +221,6 @@ class RecordedInbox:
                 self._history.now_s(),
                 self._history.now_ms(),
                 way,
-                self._consumer,
+                self.consumer,
             )
             self._history.arrive(arrival)

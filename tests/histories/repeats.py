@@ -30,18 +30,20 @@ def in_flight_twice(history: History) -> Iterator[str]:
     for arrivals in _repeated(history):
         for i, later in enumerate(arrivals):
             for earlier in arrivals[:i]:
-                if earlier.sender == later.sender and not _is_over(history, earlier, later.sent_s):
+                if earlier.sender == later.sender and not may_be_over(
+                    history, earlier, later.sent_s
+                ):
                     yield f"twice (5): {later} was sent while it was in flight elsewhere"
 
 
-def _is_over(history: History, arrival: Arrival, at_s: float) -> bool:
+def may_be_over(history: History, arrival: Arrival, at_s: float) -> bool:
     """Return whether a delivery may have ended by then."""
     ends = [arrival.returned_s, arrival.consumer.left_s, arrival.way.connection.ended_s]
     if any(end_s is not None and end_s <= at_s for end_s in ends):
         return True
     if history.was_sought(arrival.subscription, arrival.sent_s, at_s):
         return True
-    return at_s >= arrival.sent_s + history.expiry_s
+    return at_s >= history.expires_s(arrival)
 
 
 def unexplained(history: History) -> Iterator[str]:
@@ -75,9 +77,9 @@ def _is_explanation(history: History, arrivals: list[Arrival], at: int) -> bool:
         return True
     if any(one.way.process != arrival.way.process for one in arrivals[at + 1 : at + 2]):
         return True  # another process took over
-    expires_s = arrival.sent_s + history.expiry_s
+    expires_s = history.expires_s(arrival)
     # An acknowledgement in the first half of the ack wait comes in time, except in a trouble.
-    in_time_s = arrival.sent_s + history.expiry_s / 2
+    in_time_s = (arrival.sent_s + expires_s) / 2
     is_acked = arrival.acked_s is not None and arrival.acked_s < in_time_s
     if is_acked and history.troubles is not None:
         return False

@@ -60,12 +60,14 @@ def _count(totals: Counter[str], report: Report) -> None:
     totals["days"] += round(report.days)
     totals["operations"] += report.operations
     totals["faults"] += report.faults
+    totals["shared"] += report.shared
 
 
 def _summary(totals: Counter[str], seconds: float) -> str:
     return (
         f"{totals['seeds'] / seconds:.2f} seeds/s, {totals['days']} virtual days,"
-        f" {totals['operations']} operations, {totals['faults']} faults"
+        f" {totals['operations']} operations, {totals['faults']} faults,"
+        f" {totals['shared']} transactions of several bundles"
     )
 
 

@@ -9,19 +9,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Final
 
 import trio.testing
+from httpcore._async import http11
 
 from escapement.broker import deletion
 from escapement.broker.bulk import bulk_changes
 from escapement.broker.delivery import sender
 from escapement.broker.inbox import dead_letter_writer, group_completion, scheduler
 from escapement.broker.node import balancer, node, owned_bundle
+from escapement.broker.outbox import ack_relay, outbox_relays, relay
 from escapement.broker.recovery import passivator
 from escapement.broker.subscription.dead_letters import expiry
+from escapement.broker.tables import (
+    database,
+    known_priorities,
+    polling,
+    purging,
+    row_writer,
+    trouble,
+)
 from escapement.broker.upkeep import compactor, forgetter, housekeeper
 from escapement.client.connection.retry import Retry
+from escapement.push import pusher
 from escapement.storage.commit import lane
 from escapement.testing.clock import START_MS
 
@@ -88,6 +100,35 @@ def stretched() -> Iterator[None]:
         (bulk_changes, "_RETRY_S", 600.0),
         (deletion, "_RETRY_S", 600.0),
         (expiry, "REST_MS", 1_800_000),
+        (pusher, "REFRESH_S", 2 * HOUR_S),
+        (pusher, "_AGAIN_S", 600.0),
+        # The HTTP client of push reads a clock of its own.
+        (http11, "time", SimpleNamespace(monotonic=trio.current_time)),
+        (relay, "_SHORTEST_S", 60.0),
+        (relay, "LONGEST_S", 0.5 * HOUR_S),
+        (relay, "_FIRST_RETRY_S", 60.0),
+        (relay, "_LAST_RETRY_S", 0.5 * HOUR_S),
+        (ack_relay, "LONGEST_S", 0.5 * HOUR_S),
+        (ack_relay, "_LONGEST_OF_ALL_S", 2 * HOUR_S),
+        (ack_relay, "_PURGE_EVERY_S", 12 * HOUR_S),
+        (outbox_relays, "_LOOK_S", 6 * HOUR_S),
+        (database, "_LOOK_S", HOUR_S),
+        (database, "_FULL_LOOK_S", 12 * HOUR_S),
+        (database, "_FAILED_S", 60.0),
+        (polling, "SHORTEST_S", 60.0),
+        (polling, "IDLE_S", 0.5 * HOUR_S),
+        (polling, "_FIRST_RETRY_S", 60.0),
+        (polling, "_LAST_RETRY_S", 0.5 * HOUR_S),
+        (purging, "_SHORTEST_S", 6 * HOUR_S),
+        (purging, "_LONGEST_S", 12 * HOUR_S),
+        (purging, "_BAD_TABLE_S", 12 * HOUR_S),
+        (known_priorities, "_FRESH_MS", 6 * 3_600_000),
+        (row_writer, "_LOCKED_S", 10.0),
+        (row_writer, "_LONGEST_LOCKED_S", 600.0),
+        (row_writer, "_FIRST_RETRY_S", 60.0),
+        (row_writer, "_LAST_RETRY_S", 0.2 * HOUR_S),
+        (trouble, "_FIRST_PAUSE_S", 60.0),
+        (trouble, "_LAST_PAUSE_S", 0.2 * HOUR_S),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in periods]
     for owner, name, longer in periods:

@@ -16,7 +16,10 @@ from simulation.clocks import HOUR_S
 from simulation.world import World
 
 ACTIONS: Final = {"ack": 40, "durable": 30, "nack": 10, "release": 5, "forget": 10, "extend": 3}
-_KINDS: Final = {"log": "failover"}
+# The kind of a subscription with one consumer, which the history calls ``log``.
+EXCLUSIVE: Final = "exclusive"
+# The kinds that the broker knows. The others are shared.
+KINDS: Final = {"log": "failover", EXCLUSIVE: "exclusive"}
 PERMITS: Final = 8
 
 
@@ -33,33 +36,47 @@ class Subscriber:
 
     async def run(self) -> None:
         """Consume until cancelled."""
-        kind = _KINDS.get(self._history.kinds[self._subscription], "shared")
         while True:
             try:
                 async with self._world.connect() as client:
                     for _ in range(self._rng.randint(1, 4)):
-                        await self._stay(client, kind)
+                        await self._stay(client)
             except EscapementError as error:
                 if not error.retryable:
                     raise
             await trio.sleep(self._rng.uniform(1, 60 if self.careful else 12 * HOUR_S))
 
-    async def _stay(self, client: escapement.Broker, kind: str) -> None:
+    async def _stay(self, client: escapement.Broker) -> None:
         """Be a consumer for some time, and leave."""
+        kind = KINDS.get(self._history.kinds[self._subscription], "shared")
         options: dict[str, Any] = {"kind": kind, "permits": self._rng.randint(1, PERMITS)}
-        stay_s = self._rng.uniform(0.5 * HOUR_S, 60 * HOUR_S)
-        consumption = client.consumer(self._topic, self._subscription, **options)
-        async with consumption as inbox:
-            recorded = RecordedInbox(self._history, self._subscription, inbox, _way_of)
-            end_s = trio.current_time() + stay_s
-            careful = self.careful
+        stay_s = self._draw_stay_s()
+        async with client.consumer(self._topic, self._subscription, **options) as inbox:
+            recorded = RecordedInbox(self._history, self._subscription, inbox, way_of)
+            await self._consume(recorded, inbox, stay_s)
+
+    def _draw_stay_s(self) -> float:
+        """Return how long to be a consumer."""
+        return self._rng.uniform(0.5 * HOUR_S, 60 * HOUR_S)
+
+    async def _consume(
+        self, recorded: RecordedInbox, inbox: escapement.Inbox, stay_s: float
+    ) -> None:
+        """Handle messages for some time."""
+        end_s = trio.current_time() + stay_s
+        careful = self.careful
+        try:
             while careful or (trio.current_time() < end_s and not self.careful):
                 message = await inbox.receive(timeout_s=min(stay_s, 8 * HOUR_S))
                 if message is not None:
-                    await self._handle(recorded, inbox, message.offset)
+                    await self._handle(recorded, inbox, message)
+        finally:
             recorded.leave()
 
-    async def _handle(self, recorded: RecordedInbox, inbox: escapement.Inbox, offset: int) -> None:
+    async def _handle(
+        self, recorded: RecordedInbox, inbox: escapement.Inbox, message: escapement.Message
+    ) -> None:
+        offset = message.offset
         (action,) = self._rng.choices(list(ACTIONS), list(ACTIONS.values()))
         if self.careful:
             action = "durable"
@@ -78,7 +95,8 @@ class Subscriber:
             await trio.sleep(self._rng.uniform(0, 0.4 * HOUR_S))
 
 
-def _way_of(stream: Any) -> Way:
+def way_of(stream: Any) -> Way:
+    """Return how the bytes came that a client has received last."""
     return Way(stream.cable, stream.host, stream.last)
 
 

@@ -100,14 +100,19 @@ class SimulatedEngine:
         if server.engine.kind != "sqlite":
             self.kind, self.dialect = server.engine.kind, server.engine.dialect
         self.is_reachable = True
+        self.failed_ms = 0  # when a call failed last
         self._open: set[SimulatedConnection] = set()
 
     def connect(self) -> Connection:
         if not self.is_reachable or self._server.chance(self._server.faults.lost):
+            self.note_failure()
             raise StorageUnavailable("the server is out of reach, says the simulation")
         connection = SimulatedConnection(self._server, self)
         self._open.add(connection)
         return connection
+
+    def limited(self, silence_s: float) -> SimulatedEngine:
+        return self
 
     def check_fitness(self) -> None:
         self._server.engine.check_fitness()
@@ -121,6 +126,9 @@ class SimulatedEngine:
         for connection in sorted(self._open, key=lambda one: one.id):
             connection.lose()
         self._server.locks.wake()
+
+    def note_failure(self) -> None:
+        self.failed_ms = self._server.now_ms()
 
     def forget(self, connection: SimulatedConnection) -> None:
         self._open.discard(connection)
@@ -202,6 +210,7 @@ class SimulatedConnection:
         if lost:
             self._server.counts["no reply"] += 1
             self.lose()
+            self._engine.note_failure()
             raise OutcomeUnknown("the reply to COMMIT was lost, says the simulation")
         self._wait()
 
@@ -248,6 +257,7 @@ class SimulatedConnection:
             left_ms = until_ms - self._server.now_ms()
             if left_ms <= 0:
                 self.rollback()
+                self._engine.note_failure()
                 raise TransactionAborted(f"the lock {name} is taken, says the simulation")
             self._server.counts["lock waits"] += 1
             locks.wait(left_ms / 1000)
@@ -260,6 +270,7 @@ class SimulatedConnection:
     def _check(self) -> None:
         if self._inner.ended or not self._engine.is_reachable:
             self.lose()
+            self._engine.note_failure()
             raise StorageUnavailable("the connection is lost, says the simulation")
 
     def _step(self, sql: str) -> None:
@@ -272,10 +283,12 @@ class SimulatedConnection:
         if server.chance(server.faults.lost):
             server.counts["lost"] += 1
             self.lose()
+            self._engine.note_failure()
             raise StorageUnavailable("the connection was lost, says the simulation")
         if self._in_transaction and server.chance(server.faults.aborted):
             server.counts["aborted"] += 1
             self.rollback()
+            self._engine.note_failure()
             raise TransactionAborted("a deadlock, says the simulation")
         if server.read_only and sql.lstrip().upper().startswith(_WRITES):
             raise StorageReadOnly("the server is read-only, says the simulation")

@@ -20,6 +20,7 @@ from escapement.broker.runners import Runners
 from escapement.errors import EscapementError
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.lease import Identity
+from simulation.application import WAY, ApplicationServer, Way
 from simulation.calls import Calls, Threads
 from simulation.clocks import WallClock
 from simulation.database import Server, SimulatedEngine
@@ -48,8 +49,9 @@ class Host:
         clock: WallClock,
         config: BrokerConfig,
         rng: random.Random,
-        on_take: Callable[[Broker], None],
+        on_take: Callable[[Host, Broker], None],
         on_end: Callable[[Host, BaseException], None],
+        application: ApplicationServer | None,
     ) -> None:
         self.name = name
         self.address = f"{name}:{DEFAULT_PORT}"
@@ -71,16 +73,36 @@ class Host:
         self._rng = rng
         self._on_take = on_take
         self._on_end = on_end
+        self._application = application
+        self.way: Way | None = None  # to the database of the application, if there is one
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self._arrivals, _ = trio.open_memory_channel[Cable](0)
         self.calls = Calls(threads, rng, server.locks)
         self.engine = SimulatedEngine(server)
+        self._resumed_ms = 0
+
+    @property
+    def impaired_ms(self) -> int:
+        """When the process last was paused, or its database failed."""
+        if self.process.paused:
+            return self._server.now_ms()
+        return max(self._resumed_ms, self.engine.failed_ms)
+
+    @property
+    def process_name(self) -> tuple[str, int]:
+        """The name of the present process: that of the host, and how often it was started."""
+        return self.name, self.incarnation
 
     @property
     def brokers(self) -> list[Broker]:
         """The brokers that serve clients here."""
         return [] if self.node is None else self.node.brokers
+
+    @property
+    def has_lost_a_lease(self) -> bool:
+        """Whether it serves clients with a broker whose lease has expired."""
+        return not self.process.paused and any(not one.holds_lease() for one in self.brokers)
 
     # -- the life of the process -----------------------------------------------------
 
@@ -91,11 +113,14 @@ class Host:
         self.process = Process()
         self.calls = Calls(self._threads, self._rng, self._server.locks)
         self.engine = SimulatedEngine(self._server)
+        self.way = None if self._application is None else Way(self._application)
         self._scope, self._ended = trio.CancelScope(), trio.Event()
         nursery.start_soon(self._live)
 
     async def _live(self) -> None:
         PROCESS.set(self.process)
+        if self.way is not None:
+            WAY.set(self.way)
         with self._scope:
             await self._keep()
         self.is_up = False
@@ -127,7 +152,7 @@ class Host:
             self.clock,
             lambda: Runners.all_by(self.calls),
             self._config,
-            on_ready=self._on_take,
+            on_ready=lambda broker: self._on_take(self, broker),
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -157,7 +182,7 @@ class Host:
             return None
         self.cables = [one for one in self.cables if one.ended_s is None]
         self.cables.append(cable)
-        return ClientStream(cable, self.name, self.incarnation)
+        return ClientStream(cable, self.process_name)
 
     # -- what can happen to it -------------------------------------------------------
 
@@ -170,6 +195,8 @@ class Host:
         self.disk.take_image(power_failure=power_failure)
         self.calls.kill()
         self.engine.cut()
+        if self.way is not None:
+            self.way.end()
         for cable in self.cables:
             cable.cut(noticed=noticed)
         self.process.resume()
@@ -202,4 +229,6 @@ class Host:
         self.process.pause()
 
     def resume(self) -> None:
+        if self.process.paused:
+            self._resumed_ms = self._server.now_ms()
         self.process.resume()

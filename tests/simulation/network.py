@@ -68,6 +68,13 @@ class _Direction:
         self._change.set()
         self._change = trio.Event()
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether bytes have arrived, or none will come any more."""
+        if self._pieces:
+            return self._pieces[0][0] <= trio.current_time()
+        return self.broken or self.ended
+
     async def take(self, max_bytes: int) -> bytes:
         """Wait for bytes. Return b"" at the end."""
         while True:
@@ -136,6 +143,11 @@ class End(trio.abc.Stream):
         """When the other side sent the bytes that were received last."""
         return self._into.last
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether a receive would return at once."""
+        return self._closed or self._into.is_readable
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint()
         if self._closed:
@@ -174,9 +186,9 @@ class End(trio.abc.Stream):
 class ClientStream:
     """The client's end, with the methods of an anyio stream."""
 
-    def __init__(self, cable: Cable, host: str, incarnation: int) -> None:
+    def __init__(self, cable: Cable, host: tuple[str, int]) -> None:
         self.cable = cable
-        self.host = host, incarnation  # the broker process at the other end
+        self.host = host  # the broker process at the other end
 
     @property
     def last(self) -> Sent:

@@ -18,6 +18,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.node.balancer import Balancer, Situation
 from escapement.broker.node.reception import Reception
+from escapement.broker.outbox.ack_relay import AckRelay
 from escapement.broker.publishing import rescheduling
 from escapement.broker.subscription.delivery.in_flight import InFlight
 from escapement.broker.subscription.priorities.ready import Rows
@@ -31,8 +32,10 @@ from escapement.message import Bools, Int64s
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage import lease
 from escapement.storage.commit import group_rows, shared_writer, writer
+from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.directory import sync_directory
 from escapement.storage.index.segments.manifest import ManifestFile
+from escapement.storage.outbox.application import OutboxInApplication
 from escapement.timewheel import Entries
 
 # Each makes its replacements by calls of ``replace(owner, name, wrong)``.
@@ -192,6 +195,39 @@ def _draining_node_keeps_bundles(replace: Replace) -> None:
     replace(Balancer, "_released", released)
 
 
+def _failed_groups_told_as_stored(replace: Replace) -> None:
+    """If a shared transaction fails, all lanes but the first are told that it is stored."""
+    usual = SharedWriter._write
+
+    async def write(self: SharedWriter, connection: Any, places: Any) -> None:
+        await usual(self, connection, places)
+        for place in places[1:]:
+            place.stored = True
+            place.wait.end()
+
+    replace(SharedWriter, "_write", write)
+
+
+def _outbox_rows_moved_again(replace: Replace) -> None:
+    """A relay takes over from one that has moved rows, and does not make these rows done."""
+
+    def settle(self: Any, outbox: Any, record: Any) -> list[Any]:
+        self._begin()
+        self._end(record.batch)
+        return []
+
+    replace(OutboxInApplication, "_settle", settle)
+
+
+def _acknowledgement_marked_and_forgotten(replace: Replace) -> None:
+    """A relay marks acknowledgements in transactions that the log does not have."""
+
+    async def acknowledge(self: Any, rows: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    replace(AckRelay, "_acknowledge", acknowledge)
+
+
 BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "ack forgotten at checkpoint": _ack_forgotten_at_checkpoint,
     "manifest swapped before fsync": _manifest_swapped_before_fsync,
@@ -206,7 +242,10 @@ BUGS: Final[dict[str, Callable[[Replace], None]]] = {
     "cancelled message rescheduled": _cancelled_message_rescheduled,
     "dedup sequence outside the commit": _dedup_sequence_outside_the_commit,
     "generation dropped one too early": _generation_dropped_too_early,
+    "failed groups told as stored": _failed_groups_told_as_stored,
     "draining node keeps bundles": _draining_node_keeps_bundles,
+    "outbox rows moved again": _outbox_rows_moved_again,
+    "acknowledgement marked and forgotten": _acknowledgement_marked_and_forgotten,
 }
 
 

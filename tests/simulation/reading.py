@@ -54,7 +54,7 @@ class Reader:
     async def run(self, end_ms: int) -> None:
         while self._history.now_ms() < end_ms:
             await trio.sleep(self._rng.uniform(0, 2 * _LOOK_S))
-            lost = [host for host in self._world.hosts if _has_lost_a_lease(host)]
+            lost = [host for host in self._world.hosts if host.has_lost_a_lease]
             if self._rng.random() < (_LOST_SHARE if lost else _SHARE):
                 self._history.counts["reads after a lease"] += bool(lost)
                 await self._read(self._rng.choice(lost or self._world.hosts))
@@ -108,11 +108,6 @@ class Reader:
         read = Read("show", topic, called_ms, self._history.now_ms())
         states = {one.subscription: one.state for one in found.subscriptions}
         return wrong_states(self._history, read, message, states)
-
-
-def _has_lost_a_lease(host: Host) -> bool:
-    """Return whether a process serves clients with a broker whose lease has expired."""
-    return not host.process.paused and any(not one.holds_lease() for one in host.brokers)
 
 
 def _unix_ms(at: datetime) -> int:

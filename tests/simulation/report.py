@@ -17,6 +17,7 @@ import trio
 import trio.testing
 
 from histories.history import History
+from simulation import sharing
 from simulation.alarms import alarms
 from support.memory_directory import memory_directory
 from support.trio_order import replayed
@@ -25,7 +26,7 @@ from support.trio_order import replayed
 # for garbage take several per cent of its time.
 _GARBAGE: Final = (50_000, 20, 100)
 # Other counts of the history have these deliveries and messages, too, or no client caused them.
-_NO_OPERATIONS: Final = {"delivered again", "dead letters", "bundles taken"}
+_NO_OPERATIONS: Final = {"delivered again", "dead letters", "bundles taken", *sharing.COUNTS}
 
 
 @dataclass
@@ -50,6 +51,11 @@ class Report:
         return sum(
             self.history.counts[kind] for kind in self.history.counts.keys() - _NO_OPERATIONS
         )
+
+    @property
+    def shared(self) -> int:
+        """The number of shared transactions with the groups of several bundles."""
+        return 0 if self.history is None else self.history.counts[sharing.SHARED]
 
     @property
     def faults(self) -> int:

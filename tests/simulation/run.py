@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,18 @@ from escapement.errors import EscapementError, NotFound
 from histories.checker import violations
 from histories.recording import list_dead_letters
 from histories.storing import unfinished
+from simulation.application_troubles import ApplicationTroubles
 from simulation.clocks import HOUR_S, stretched
-from simulation.consuming import PERMITS, Subscriber
-from simulation.features.choosing import features_of
-from simulation.features.feature import BACKOFF, KEPT, Feature, Policies, Topics
+from simulation.consuming import EXCLUSIVE, KINDS, PERMITS
+from simulation.features.choosing import features_of, needs_application
+from simulation.features.feature import (
+    BACKOFF,
+    KEPT,
+    Feature,
+    Policies,
+    Topics,
+    subscribers_of,
+)
 from simulation.inspection import findings, unbalanced
 from simulation.memory import over_bounds
 from simulation.operations import Amender, Publisher
@@ -27,12 +36,16 @@ from simulation.reading import Reader
 from simulation.report import Report, report_of
 from simulation.troubles import Troubles
 from simulation.world import ACK_WAIT_MS, LIMITS, World, simulated_world
+from support.database.servers import private_server
+from support.memory_directory import memory_directory
 
 DAYS: Final = 30
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
 WITH_DEAD_LETTERS: Final = "d"
 MAX_DELIVERIES: Final = 3
+# The database of the application.
+_SHOP: Final = "shop"
 # A broker sends a message within this time after it has decided to.
 SENDING_S: Final = 2.0
 _POLICIES: Final[Policies] = {
@@ -53,36 +66,50 @@ _MOST_DAYS: Final = 60
 
 def run(seed: int, days: float = DAYS) -> Report:
     """Run one seed, and check its history."""
-    with stretched(), pausable():
+    with ExitStack() as stack:
+        application = ""
+        if needs_application(seed):
+            server = stack.enter_context(private_server(directory=memory_directory()))
+            server.admin(f"CREATE DATABASE {_SHOP}")
+            application = server.url(_SHOP)
+        stack.enter_context(stretched())
+        stack.enter_context(pausable())
         clock = trio.testing.MockClock(autojump_threshold=0)
-        return report_of(partial(_live, days), seed, clock)
+        return report_of(partial(_live, days, application), seed, clock)
 
 
-async def _live(days: float, report: Report, root: Path, clock: trio.testing.MockClock) -> None:
-    async with simulated_world(report.seed, root, clock) as (world, nursery):
+async def _live(
+    days: float, application: str, report: Report, root: Path, clock: trio.testing.MockClock
+) -> None:
+    async with simulated_world(report.seed, root, clock, application) as (world, nursery):
         history = world.history
         report.history = history
         history.max_deliveries = {WITH_DEAD_LETTERS: MAX_DELIVERIES}
         history.sending_s = SENDING_S
         history.expiry_s = ACK_WAIT_MS / 1000 - SENDING_S
-        features = [feature(world) for feature in features_of(report.seed)]
+        features = [feature(world) for feature in features_of(report.seed, world.bundles)]
         await _begin(world)
         await _set_up(world, _TOPICS, _POLICIES, {})
-        subscribers = [*_subscribers(world, _TOPICS, CONSUMERS)]
+        subscribers = subscribers_of(world, _TOPICS, CONSUMERS)
         for feature in features:
             await feature.begin()
             await _set_up(world, feature.topics, feature.policies, feature.topic_policies)
-            subscribers += _subscribers(world, feature.topics, 1)
+            subscribers += feature.subscribers()
         amended = [*_TOPICS, *(name for one in features for name in one.amended)]
         amender = Amender(world, amended, _MEAN_S / 6)
-        troubles = Troubles(world, nursery)
+        troubles = [Troubles(world, nursery)]
+        if application:
+            troubles.append(ApplicationTroubles(world, nursery))
         end_ms = history.now_ms() + int(days * 86_400_000)
         async with trio.open_nursery() as consuming:
             consuming.start_soon(_watch, world, features, report, consuming.cancel_scope)
             for subscriber in subscribers:
                 consuming.start_soon(subscriber.run)
+            for feature in features:
+                consuming.start_soon(feature.consume)
             async with trio.open_nursery() as troubled:
-                troubled.start_soon(troubles.run)
+                for trouble in troubles:
+                    troubled.start_soon(trouble.run)
                 troubled.start_soon(Operator(world).run)
                 async with trio.open_nursery() as publishing:
                     for topic in _TOPICS:
@@ -93,7 +120,8 @@ async def _live(days: float, report: Report, root: Path, clock: trio.testing.Moc
                     for feature in features:
                         publishing.start_soon(feature.run, end_ms)
                 troubled.cancel_scope.cancel()
-            troubles.heal()
+            for trouble in troubles:
+                trouble.heal()
             for feature in features:
                 feature.heal()
             for subscriber in subscribers:
@@ -154,31 +182,23 @@ async def _set_up(
     """Create topics and their subscriptions, with the policies of both."""
     for topic, names in topics.items():
         consumed = {name: kind for name, kind in names.items() if kind != KEPT}
+        assert not consumed.keys() & world.history.kinds.keys(), "names of subscriptions are unique"
         world.history.topics[topic] = list(consumed)
-        world.history.kinds |= consumed
+        world.history.kinds |= {
+            name: "log" if kind == EXCLUSIVE else kind for name, kind in consumed.items()
+        }
         async with world.connect(knows_all=True) as client:
             for name, kind in names.items():
                 await client.admin(
                     "subscriptions.create",
                     topic=topic,
                     subscription=name,
-                    kind="failover" if kind == "log" else "shared",
+                    kind=KINDS.get(kind, "shared"),
                     policy=dict(policies.get(name, BACKOFF)),
                 )
             # Clients that do not know whether a message is stored may ask for days.
             policy = {"dedup_window_ms": "6d", **topic_policies.get(topic, {})}
             await client.admin("topics.update", topic=topic, policy=policy)
-
-
-def _subscribers(world: World, topics: Topics, count: int) -> list[Subscriber]:
-    """Return a number of consumers for each subscription."""
-    return [
-        Subscriber(world, topic, name, number)
-        for topic, names in topics.items()
-        for name, kind in names.items()
-        if kind != KEPT
-        for number in range(count)
-    ]
 
 
 async def _drain(world: World, features: Sequence[Feature]) -> None:

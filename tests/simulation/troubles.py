@@ -19,6 +19,8 @@ from simulation.network import Weather
 from simulation.world import World
 
 _MEAN_S: Final = 12 * HOUR_S
+# Limits of the time from the begin of a shared transaction with several groups to a fault.
+_SHARING_S: Final = (0.0, 0.05, 0.5)
 _LEASE_S: Final = LEASE_MS / 1000
 # A checkpoint creates, writes and syncs a segment and the manifest, renames the manifest, and syncs
 # the directory after each: four syncs.
@@ -39,10 +41,13 @@ _LOOKS: Final = 60
 class Troubles:
     """The faults of a run, one after the other."""
 
+    name = "troubles"
+
     def __init__(self, world: World, nursery: trio.Nursery) -> None:
         self._world = world
         self._nursery = nursery
-        self._rng = world.chance("troubles")
+        self._rng = world.chance(self.name)
+        self._victim: Host | None = None  # the process to hit
         self._kinds: dict[Callable[[], Awaitable[None]], int] = {
             self._kill: 5,
             self._power_failure: 5,
@@ -59,14 +64,34 @@ class Troubles:
             self._set_clock: 3,
             self._checkpoint: 18,
         }
+        # Faults in the middle of a shared transaction with several groups.
+        self._in_sharing: dict[Callable[[], Awaitable[None]], int] = {
+            self._kill: 3,
+            self._power_failure: 2,
+            self._pause: 1,
+            self._pause_past_lease: 3,
+            self._cut_off_from_database: 3,
+            self._failing_steps: 8,
+        }
 
     async def run(self) -> None:
         """Cause faults until cancelled."""
         while True:
-            await trio.sleep(self._rng.uniform(0, 2 * _MEAN_S))
-            (kind,) = self._rng.choices(list(self._kinds), list(self._kinds.values()))
+            pause_s = self._rng.uniform(0, 2 * _MEAN_S)
+            await trio.sleep(pause_s / 2)
+            kinds, self._victim = self._kinds, None
+            with trio.move_on_after(pause_s / 2):
+                self._victim = await self._sharing_host()
+                kinds = self._in_sharing
+                await trio.sleep(self._rng.uniform(0, self._rng.choice(_SHARING_S)))
+            (kind,) = self._rng.choices(list(kinds), list(kinds.values()))
             self._world.history.faults[kind.__name__.strip("_")] += 1  # type: ignore[attr-defined]
             await kind()
+
+    async def _sharing_host(self) -> Host:
+        """Wait for the next shared transaction with several groups, and return its process."""
+        engine = await self._world.sharing.begun()
+        return next(host for host in self._world.hosts if host.engine is engine)
 
     def heal(self) -> None:
         """End all faults, and let all processes run."""
@@ -80,9 +105,11 @@ class Troubles:
                 host.start(self._nursery)
 
     def _host(self) -> Host | None:
-        """Return a process that runs, more often one that owns a bundle."""
+        """Return a process that runs: the one to hit, or more often one that owns a bundle."""
         up = [host for host in self._world.hosts if host.is_up and not host.process.paused]
         owners = [host for host in up if host.brokers]
+        if self._victim in up:
+            return self._victim
         some = owners if owners and self._rng.random() < 0.8 else up
         return self._rng.choice(some) if some else None
 
@@ -124,14 +151,17 @@ class Troubles:
 
     async def _pause_for(self, seconds: float, cut_off: bool = False) -> None:
         if (host := self._host()) is not None:
-            host.pause()
-            await trio.sleep(seconds)
-            if cut_off:
-                host.engine.cut()
-            host.resume()
-            if cut_off:
-                await trio.sleep(self._rng.uniform(0, 0.2) * _LEASE_S)
-                host.engine.is_reachable = True
+            await self._pause_host(host, seconds, cut_off)
+
+    async def _pause_host(self, host: Host, seconds: float, cut_off: bool) -> None:
+        host.pause()
+        await trio.sleep(seconds)
+        if cut_off:
+            host.engine.cut()
+        host.resume()
+        if cut_off:
+            await trio.sleep(self._rng.uniform(0, 0.2) * _LEASE_S)
+            host.engine.is_reachable = True
 
     async def _cut_off_from_database(self) -> None:
         if (host := self._host()) is not None:
@@ -159,6 +189,13 @@ class Troubles:
             draw(0, most), draw(0, most), draw(0, 4 * most), draw(0, 0.5)
         )
         await trio.sleep(self._rng.uniform(0, 24 * HOUR_S))
+        self._world.server.faults = Faults()
+
+    async def _failing_steps(self) -> None:
+        """Let many steps fail for some seconds."""
+        draw = self._rng.uniform
+        self._world.server.faults = Faults(draw(0, 0.1), draw(0, 0.1), draw(0.2, 1), 0.5)
+        await trio.sleep(draw(0, 10))
         self._world.server.faults = Faults()
 
     async def _bad_network(self) -> None:

@@ -7,15 +7,15 @@ brokers serve the database. ``transacting.py`` and ``table_clients.py`` have its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import pymysql
 
 from escapement.errors import AlreadyProcessed
-from histories.effects import wrong_effects
 from histories.history import History
 from histories.table_rows import TableRows
+from histories.transactions import Transactions
 from support.tables.shops import Shop, comment
 
 # A consumer keeps a row of the message table for at most this long.
@@ -25,7 +25,7 @@ _DIRECTIVES: Final = comment(
     max_backoff=_ROW_ACK_WAIT_S + 1,
     poller_interval=0.2,
     cache_size=50,
-    message_cols="tenant_id|epoch",
+    message_cols="tenant_id|epoch|time_next",
 )
 # What a run with an application must have shown.
 SHOWN: Final = (
@@ -39,20 +39,27 @@ Cursor = pymysql.cursors.Cursor
 
 
 class Application:
-    """The database of the application, and the answers that its clients got."""
+    """The database of the application, and what its clients know.
 
-    def __init__(self, url: str) -> None:
-        self.shop = Shop(url)
-        self.rows = TableRows()
+    Args:
+      directives: the COMMENT of the message table.
+    """
+
+    def __init__(self, shop: Shop, directives: str = _DIRECTIVES) -> None:
+        self.shop = shop
+        self.transactions = Transactions()
         self.table = ""  # the topic of the message table
-        self._unlearned = 0  # acknowledgements that brokers had not learned at the last look
-        self._acked: set[tuple[str, int]] = set()
-        self._effects: Counter[tuple[str, int]] = Counter()
+        self._directives = directives
+
+    @property
+    def rows(self) -> TableRows:
+        """The rows of the message table."""
+        return self.transactions.rows
 
     def install(self) -> None:
         self.shop.install()
         self.shop.run("CREATE TABLE effects (subscription VARCHAR(20), message_offset BIGINT)")
-        self.table = self.shop.create(comment=_DIRECTIVES)
+        self.table = self.shop.create(comment=self._directives)
 
     def look(self, history: History) -> None:
         """Read the tables, and note the acknowledgements in transactions. Blocking.
@@ -66,27 +73,26 @@ class Application:
         )
         for subscription, offset, learned_ms in found:
             course = subscription, offset
-            self._acked.add(course)
+            self.transactions.acked.add(course)
             history.ack_sent.add(course)
             if learned_ms is not None:
-                history.acked_s.setdefault(course, history.seconds(learned_ms))
-        self._unlearned = sum(learned_ms is None for *_, learned_ms in found)
+                # The server cuts parts of a millisecond off.
+                history.acked_s.setdefault(course, history.seconds(learned_ms + 1))
+        self.transactions.unlearned = sum(learned_ms is None for *_, learned_ms in found)
         effects = self.shop.run("SELECT subscription, message_offset FROM effects")
-        self._effects = Counter((name, offset) for name, offset in effects)
+        self.transactions.effects = Counter((name, offset) for name, offset in effects)
         rows = self.shop.run("SELECT tenant_id, epoch, time_acked IS NOT NULL FROM mails")
         self.rows.final = {number: (epoch, bool(is_acked)) for number, epoch, is_acked in rows}
 
-    def unfinished(self) -> Iterator[str]:
-        """Yield what brokers must still do, as of the last look."""
-        if self._unlearned:
-            yield f"lost (3): {self._unlearned} acknowledgements in transactions are not learned"
-        yield from self.rows.unfinished()
+    def note_epoch(self, number: int) -> None:
+        """Note the epoch of an acknowledged row, which does not change any more. Blocking.
 
-    def violations(self) -> Iterator[str]:
-        """Yield broken promises, as of the last look. No consumer may run any more."""
-        yield from self.unfinished()
-        yield from self.rows.violations()
-        yield from wrong_effects(self._acked, self._effects)
+        Raises:
+          pymysql.err.MySQLError: if the database does not answer.
+        """
+        sql = "SELECT epoch FROM mails WHERE tenant_id = %s"
+        ((epoch,),) = self.shop.run(sql, number)
+        self.rows.acked(number, epoch)
 
 
 class Session:

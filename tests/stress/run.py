@@ -41,6 +41,7 @@ from stress.world import (
 )
 from support.database.servers import private_server
 from support.processes.broker import PATIENT
+from support.tables.shops import Shop
 
 ENGINES: Final = ("sqlite", "mariadb")
 PROGRESS_S: Final = 10
@@ -100,7 +101,7 @@ def run_cluster(
     with ExitStack() as stack:
         database = stack.enter_context(private_server())
         database.admin(f"CREATE DATABASE {_SHOP}")
-        application = Application(database.url(_SHOP))
+        application = Application(Shop(database.url(_SHOP)))
         application.install()
         history = new_history(application)
         cluster = stack.enter_context(

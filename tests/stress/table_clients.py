@@ -47,14 +47,13 @@ def _insert(batch: Sequence[tuple[int, int]], cursor: Cursor) -> None:
 
 async def consume_rows(world: World, application: Application) -> None:
     """Acknowledge rows, or give them back, until cancelled."""
-    rows, counts = application.rows.rows, world.history.counts
+    counts = world.history.counts
     async with (
         escapement.connect(world.url, settings=PATIENT) as client,
         client.consumer(application.table, "table", permits=_PERMITS) as inbox,
     ):
         async for message in inbox:
-            number = message.row["tenant_id"]
-            rows[number].deliveries.append((message.row["epoch"], world.history.now_ms()))
+            number = application.rows.came(message.row, world.history.now_ms())
             choice = world.chance.random()
             if choice < 0.1 and not world.over:
                 await inbox.nack([message], "100ms")
@@ -73,6 +72,4 @@ async def consume_rows(world: World, application: Application) -> None:
 def _note_epoch(application: Application, number: int) -> None:
     """Note the epoch of an acknowledged row, which does not change any more."""
     with suppress(pymysql.err.MySQLError):  # the server is being restarted
-        sql = "SELECT epoch FROM mails WHERE tenant_id = %s"
-        ((epoch,),) = application.shop.run(sql, number)
-        application.rows.rows[number].acked_epoch = epoch
+        application.note_epoch(number)

@@ -95,13 +95,14 @@ class World:
         """Yield what must still happen."""
         yield from unfinished(self.history)
         if self.application is not None:
-            yield from self.application.unfinished()
+            yield from self.application.transactions.unfinished(self.history)
 
     def violations(self) -> Iterator[str]:
         """Yield the broken promises of a run that is over."""
         yield from violations(self.history, drained=True)
         if self.application is not None:
-            yield from self.application.violations()
+            yield from self.application.transactions.unfinished(self.history)
+            yield from self.application.transactions.violations(self.history)
 
 
 async def set_up(world: World, client: escapement.Broker) -> None:

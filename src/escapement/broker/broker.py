@@ -409,11 +409,7 @@ class Broker:
 
     def check_lease(self) -> None:
         """Raise ``LeaseLost`` if the lease has expired, so that an answer may be out of date."""
-        if not self.holds_lease():
-            raise LeaseLost(
-                "The lease of this broker has expired. Another broker may have changed the topics "
-                "since. Try again."
-            )
+        self._keeper.check()
 
     def checked(self, error: EscapementError) -> EscapementError:
         """Return the error to answer with in place of the one that a request raised.

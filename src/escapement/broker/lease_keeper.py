@@ -45,6 +45,14 @@ class LeaseKeeper:
         """Whether no other broker can have taken the lease yet."""
         return self._loss is None and self._membership.held
 
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if the lease has expired, so that an answer may be out of date."""
+        if not self.held:
+            raise LeaseLost(
+                "The lease of this broker has expired. Another broker may have changed the topics "
+                "since. Try again."
+            )
+
     @property
     def left_ms(self) -> int:
         """How long the lease is still valid; 0 if it has expired or is lost."""

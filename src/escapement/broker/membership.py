@@ -39,7 +39,8 @@ from escapement.storage.members import Member, Renewal
 
 _log = EventLog(__name__)
 
-# Renewals within the duration of one lease. One may fail: the next one comes before the deadline.
+# Renewals within the duration of one lease. If one fails at once, the next one comes before the
+# deadline. If the connection is silent, commits wait too, and another process may take over.
 RENEWALS_PER_LEASE: Final = 3
 # The part of a lease by which its owner stops delivering before the database lets it expire. The
 # two clocks may run at different speeds.

@@ -231,6 +231,8 @@ class Services:
             version = partial(run, _catalog_version, connections)
             refresh = partial(self.access.refresh, partial(run, connections.snapshot))
             self.access.catch_up = CatchingUp(version, refresh).catch_up
+        else:
+            self.access.catch_up = self._check_lease
         self.compactor = Compactor(
             ground.index, self.registry, self.passive_topics, self._progress, clock, run
         )
@@ -719,6 +721,10 @@ class Services:
         self._look_at(topic)
 
     # -- the database ----------------------------------------------------------
+
+    async def _check_lease(self) -> None:
+        """Raise ``LeaseLost`` unless all changes of tokens and grants were made here."""
+        self._keeper.check()
 
     def _may_dispatch(self) -> bool:
         """Return whether messages may be delivered now.

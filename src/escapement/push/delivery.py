@@ -176,7 +176,8 @@ class Delivery:
 
     def _now_ms(self) -> int:
         """Return the time of window and breaker, which is never set back."""
-        return int(trio.current_time() * 1000)
+        # Rounded, because a wait until a millisecond may end when the float is just below it.
+        return round(trio.current_time() * 1000)
 
 
 async def _settle(message: Message, outcome: Outcome) -> None:

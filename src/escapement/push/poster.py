@@ -26,6 +26,9 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 # How long a connection stays open without a post.
 _IDLE_S: Final = 10.0
 
+# Opens connections to addresses.
+TCP: Final = httpcore.TrioBackend()
+
 # Returns the addresses of a host.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -42,6 +45,7 @@ class Poster:
     Args:
       allowed: the networks that the operator has allowed.
       authorities: the certificates to trust.
+      network: opens connections to addresses that are allowed.
     """
 
     def __init__(
@@ -51,10 +55,12 @@ class Poster:
         authorities: ssl.SSLContext,
         clock: Clock,
         resolve: Resolve = resolve,
+        network: httpcore.AsyncNetworkBackend = TCP,
     ) -> None:
         self._target = target
         self._clock = clock
-        backend = CheckedNetwork(allowed, resolve, plain=target.endpoint.scheme == "http")
+        plain = target.endpoint.scheme == "http"
+        backend = CheckedNetwork(allowed, resolve, network, plain=plain)
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=authorities,
             max_connections=target.concurrency,
@@ -96,11 +102,18 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
       plain: whether the connections are without TLS, which only allowed networks may have.
     """
 
-    def __init__(self, allowed: Sequence[Network], resolve: Resolve, *, plain: bool) -> None:
+    def __init__(
+        self,
+        allowed: Sequence[Network],
+        resolve: Resolve,
+        network: httpcore.AsyncNetworkBackend,
+        *,
+        plain: bool,
+    ) -> None:
         self._allowed = allowed
         self._resolve = resolve
+        self._network = network
         self._plain = plain
-        self._network = httpcore.TrioBackend()
 
     async def connect_tcp(
         self,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import httpcore
 import trio
 
 from escapement.client.broker import Broker
@@ -21,7 +22,7 @@ from escapement.errors import EscapementError
 from escapement.event_log import EventLog
 from escapement.push.addresses import Network
 from escapement.push.delivery import Delivery
-from escapement.push.poster import Poster, Resolve, resolve
+from escapement.push.poster import TCP, Poster, Resolve, resolve
 from escapement.push.target import Target
 
 _log = EventLog(__name__)
@@ -39,12 +40,14 @@ class PushConfig:
     Attributes:
       allowed: the networks that may be reached although they are not public, and without TLS.
       authorities: the certificates to trust.
+      network: opens connections to addresses that are allowed.
     """
 
     allowed: Sequence[Network] = ()
     authorities: ssl.SSLContext = field(default_factory=ssl.create_default_context)
     resolve: Resolve = resolve
     clock: Clock = field(default_factory=SystemClock)
+    network: httpcore.AsyncNetworkBackend = TCP
 
 
 async def run_push(
@@ -121,7 +124,14 @@ class Pusher:
 
     def _begin(self, key: tuple[str, str], target: Target, deliveries: trio.Nursery) -> None:
         config = self._config
-        poster = Poster(target, config.allowed, config.authorities, config.clock, config.resolve)
+        poster = Poster(
+            target,
+            config.allowed,
+            config.authorities,
+            config.clock,
+            config.resolve,
+            config.network,
+        )
         self._deliveries[key] = delivery = Delivery(target, poster, config.clock)
         deliveries.start_soon(partial(self._run, key, delivery))
 

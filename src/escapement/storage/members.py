@@ -18,8 +18,10 @@ another place belongs to a copy of the directory, so registering is refused.
 
 A row lists the ids of the connections that the process writes through, for all of its bundles. A
 process that takes a bundle from a dead member kills them, because a connection that hangs inside a
-transaction would block it. Registering again also kills them, and passes the time at which the last
-incarnation was alive to the leases that still name it.
+transaction would block it. The server closes the other connections of a member itself, if they are
+silent for a lease inside a transaction (``Engine.limited``). Registering again also kills the
+listed ones, and passes the time at which the last incarnation was alive to the leases that still
+name it.
 """
 
 from __future__ import annotations
@@ -195,9 +197,10 @@ def record(
 ) -> None:
     """Add a connection to the list in the member's row. Blocking; safe to call in any thread.
 
-    Writing the row also checks the database. It raises an error if the database cannot be reached
-    or accepts no writes. The row always changes, because SQLite writes nothing to the disk if a row
-    gets the values that it has: the database lets the row expire 1 ms later.
+    The server lets a listed connection be silent, because a successor kills it. Writing the row
+    also checks the database. It raises an error if the database cannot be reached or accepts no
+    writes. The row always changes, because SQLite writes nothing to the disk if a row gets the
+    values that it has: the database lets the row expire 1 ms later.
 
     Args:
       bundle_id: the bundle that uses the connection, or ``ALL_BUNDLES``.
@@ -214,6 +217,8 @@ def record(
         changes = "connection_ids = ?, expires_at_ms = expires_at_ms + 1"
         with transaction(connection):
             _update(engine, connection, member, changes, (member.connection_ids,))
+    if engine.dialect.may_be_silent:
+        connection.execute(engine.dialect.may_be_silent)
 
 
 def list_for(member: Member, bundle_id: int, connection_id: int) -> None:

@@ -13,17 +13,21 @@ import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.access.token import Token
 from escapement.broker.admin.admin import READS, VERBS
 from escapement.broker.broker import BrokerConfig
+from escapement.broker.front.front import Front
 from escapement.dedup import DIGEST
-from escapement.errors import LeaseLost
+from escapement.errors import AccessDenied, LeaseLost, StorageUnavailable
 from escapement.protocol import commands as wire
 from escapement.protocol.amend_status import AmendStatus
+from escapement.protocol.limits import PROTOCOL_VERSION
 from escapement.storage.engine.base import Engine
 from escapement.testing import World
 from support.database.outages import Outage
+from support.roles import begin, connected, new_token
 from support.verb_arguments import TAKEN
-from support.wire_peer import WirePeer, wire_peer
+from support.wire_peer import WirePeer, silent_peer, wire_peer
 
 LEASE_S: Final = 10
 
@@ -88,6 +92,37 @@ async def test_client_repeats_a_read_until_the_lease_is_renewed(
             outage.over()
             await world.clock.advance(seconds=LEASE_S)
             assert listed == ["public/default/t"]
+
+
+async def test_broker_whose_lease_has_expired_refuses_no_token_and_no_right_for_good(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """B8: another broker may have created the token or added the grant since."""
+    outage = Outage(engine)
+    async with with_a_lease(outage) as world:
+        root = await begin(world)
+        async with connected(world, root) as superuser:
+            await superuser.admin("topics.create", topic="t")
+            token = await new_token(superuser, "app")
+        async with silent_peer(Front.of_broker(world.server)) as peer:
+            assert isinstance(await answer(peer, hello_with(token)), wire.Welcome)
+            request = reads()["find"]
+            denied = await answer(peer, request)
+            assert isinstance(denied, wire.Refused)
+            assert denied.code == AccessDenied.code
+            outage.unrenewed()
+            await world.clock.advance(seconds=LEASE_S + 1)
+            denied = await answer(peer, request)
+            assert isinstance(denied, wire.Refused)
+            assert (denied.code, denied.retryable) == (LeaseLost.code, True)
+        async with silent_peer(Front.of_broker(world.server)) as peer:
+            refused = await answer(peer, hello_with(Token.new()))
+            assert isinstance(refused, wire.Refused)
+            assert (refused.code, refused.retryable) == (StorageUnavailable.code, True)
+
+
+def hello_with(token: Token) -> wire.Hello:
+    return wire.Hello(PROTOCOL_VERSION, "test", {}, token.text)
 
 
 @pytest.mark.parametrize(

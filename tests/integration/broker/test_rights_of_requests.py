@@ -21,6 +21,7 @@ from escapement.broker.front.bootstrap import Bootstrap
 from escapement.broker.session.outbound import Outbound
 from escapement.errors import (
     AccessDenied,
+    AlreadyExists,
     Conflict,
     EscapementError,
     LimitExceeded,
@@ -327,6 +328,9 @@ async def test_role_has_two_valid_tokens_at_most(
         second = await new_token(root, "r")
         with pytest.raises(LimitExceeded, match=f"tokens revoke {first.id}"):
             await new_token(root, "r")
+        given = {"role": "r", "id": second.id, "digest": second.digest}
+        with pytest.raises(AlreadyExists):  # a request without an answer is repeated
+            await root.admin("tokens.create", **given)
         assert (await root.admin("tokens.revoke", id=first.id))["state"] == "revoked"
         assert (await root.admin("tokens.revoke", id=first.id))["state"] == "revoked"
         third = await new_token(root, "r")

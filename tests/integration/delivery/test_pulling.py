@@ -12,6 +12,8 @@ from trio.testing import MockClock
 
 import escapement
 from escapement import sync, testing
+from escapement.client.connection.link import Stream
+from escapement.client.settings import Settings
 from escapement.errors import InvalidRequest
 from escapement.testing import World
 from support.faults.held_calls import FETCH, Held
@@ -134,6 +136,45 @@ async def test_messages_read_too_late_for_a_pull_go_to_other_consumers(
                 message = await other.receive(1)
                 assert message is not None
                 assert message.attempt == 1
+
+
+class SlowSender:
+    """A stream of a client whose network takes long to send, if it is slow."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.delay_s = 0.0
+        self.receive, self.aclose = stream.receive, stream.aclose
+
+    async def send(self, item: bytes) -> None:
+        await trio.sleep(self.delay_s)
+        await self._stream.send(item)
+
+
+async def test_pull_that_takes_longer_than_the_ack_wait_to_end_returns_no_late_messages(
+    autojump_clock: MockClock,
+) -> None:
+    """B15: the broker has taken them back, and may have delivered them to another consumer."""
+    async with testing.start() as world:
+        streams: list[SlowSender] = []
+
+        async def open_stream() -> SlowSender:
+            streams.append(SlowSender(await world._open_stream()))
+            return streams[-1]
+
+        settings = Settings(heartbeat_s=None)
+        async with (
+            escapement.connect(
+                stream_factory=open_stream, settings=settings, clock_s=world.clock.elapsed_s
+            ) as broker,
+            broker.consumer("x", "s", permits=0, ack_wait="10s") as pulling,
+        ):
+            await publish(broker, 1)
+            streams[0].delay_s = 15
+            assert await pulling.pull(1, 60) == []
+            streams[0].delay_s = 0
+            (batch,) = await pulling.pull(5, 60)
+            assert batch.attempts.tolist() == [2]
 
 
 def test_blocking_consumer_pulls(tmp_path: Path) -> None:

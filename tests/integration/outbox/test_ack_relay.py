@@ -473,7 +473,12 @@ async def test_rows_are_learned_although_the_mark_fails_at_first(
         for _ in range(2):
             services = world.server.services
             relay = AckRelay(
-                engine, services.log_identity, topics_of(world), services.consuming, inline
+                engine,
+                services.log_identity,
+                topics_of(world),
+                services.consuming,
+                services.pipeline.transact,
+                inline,
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(relay.run)

@@ -20,7 +20,7 @@ def test_connections_are_used_again(engine: Engine) -> None:
 
 def test_connections_that_a_burst_opened_are_closed_when_they_are_not_used(engine: Engine) -> None:
     now_s = 0.0
-    with closing(ConnectionPool(engine, lambda: now_s)) as pool:
+    with closing(ConnectionPool(engine, clock_s=lambda: now_s)) as pool:
         with pool.use() as first, pool.use() as second, pool.use() as third:
             pass
         for _ in range(3):  # the last one to come back is used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -190,6 +191,37 @@ def test_take_over_starts_again_if_another_broker_took_the_bundle_and_died_meanw
     if ready.kind == "mysql":  # SQLite serves one process, whose end closes the connection
         with pytest.raises(StorageUnavailable):
             connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("locks", ["lease row", "row of the owner"])
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+def test_silent_transaction_of_a_connection_that_is_not_listed_ends(
+    ready: Engine, locks: str
+) -> None:
+    """The process was stopped in a checkpoint or a renewal, so nobody can kill the connection."""
+    held = acquire(ready, ONE, duration_ms=0)
+    with closing(ready.limited(silence_s=1).connect()) as silent:
+        silent.begin()
+        if locks == "lease row":
+            lease.check(ready, silent, held)
+        else:
+            silent.execute("UPDATE brokers SET load_per_s = 7 WHERE owner_id = ?", (ONE.owner_id,))
+        assert acquire(ready, TWO).epoch == 2
+        with pytest.raises(StorageUnavailable):
+            silent.execute("UPDATE leases SET epoch = 9")
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+def test_listed_and_reading_connections_may_be_silent(ready: Engine) -> None:
+    """A successor kills a listed connection, and a reading one has no locks."""
+    held = acquire(ready, ONE)
+    limited = ready.limited(silence_s=1)
+    with closing(limited.connect()) as listed, closing(limited.connect()) as reading:
+        lease.enter(limited, listed, held)
+        reading.snapshot()
+        time.sleep(2.5)
+        assert check_passes(ready, listed, held)
+        assert reading.execute("SELECT epoch FROM leases").rows == [(1,)]
 
 
 @pytest.mark.parametrize("engine", ["mysql"], indirect=True)

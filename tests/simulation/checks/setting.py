@@ -28,6 +28,15 @@ def surely(settings: Sequence[S], from_ms: int, to_ms: int) -> S | None:
     return None
 
 
+def perhaps(settings: Sequence[S], from_ms: int, to_ms: int) -> list[S]:
+    """Return those that may have held at some time between two."""
+    return [
+        setting
+        for setting, (_, ended_ms) in zip(settings, ends(settings), strict=True)
+        if setting.called_ms <= to_ms and from_ms <= ended_ms
+    ]
+
+
 def ends(settings: Sequence[Setting]) -> list[tuple[int, int]]:
     """Return for each when it may have ended, and when it had surely ended."""
     later = [(setting.called_ms, setting.from_ms) for setting in settings[1:]]

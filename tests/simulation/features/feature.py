@@ -13,11 +13,11 @@ from escapement.errors import AlreadyExists, EscapementError
 from histories.history import Message
 from simulation.checks.check import Check
 from simulation.clocks import HOUR_S, MOST_SKEW_MS
-from simulation.consuming import random_delay_ms
+from simulation.consuming import Subscriber, random_delay_ms
 from simulation.features.sending import send_surely
 from simulation.world import World
 
-# topic -> subscription -> shared, key, log or ``KEPT``
+# topic -> subscription -> shared, key, log, ``EXCLUSIVE`` or ``KEPT``
 Topics = Mapping[str, Mapping[str, str]]
 # The kind of a subscription without consumers, for which the log keeps its messages.
 KEPT: Final = "kept"
@@ -40,6 +40,7 @@ class Feature:
     namespace: ClassVar[str] = ""  # of the topics, if it is not the default one
     topics: ClassVar[Topics] = {}
     topic_policies: ClassVar[Policies] = {}
+    consumers: ClassVar[int] = 1  # of each subscription
     amended: ClassVar[Sequence[str]] = ()  # topics whose messages are cancelled and rescheduled
 
     def __init__(self, world: World) -> None:
@@ -59,9 +60,16 @@ class Feature:
         if self.namespace:
             await self._ask_surely(self.namespace, create)
 
+    def subscribers(self) -> list[Subscriber]:
+        """Return the consumers of its subscriptions."""
+        return subscribers_of(self._world, self.topics, self.consumers)
+
     async def run(self, end_ms: int) -> None:
         """Use the feature until the end; a message may be due then at the latest."""
         raise NotImplementedError
+
+    async def consume(self) -> None:
+        """Run consumers of another kind than ``subscribers``, until cancelled."""
 
     def _draw(self, topic: str, count: int, end_ms: int) -> tuple[list[Message], list[int]]:
         """Draw messages, which are due by the end, and their delays."""
@@ -97,3 +105,14 @@ class Feature:
 
     async def look(self) -> None:
         """Look at the results of all requests. The run calls it now and then after all faults."""
+
+
+def subscribers_of(world: World, topics: Topics, count: int) -> list[Subscriber]:
+    """Return a number of consumers for each subscription."""
+    return [
+        Subscriber(world, topic, name, number)
+        for topic, names in topics.items()
+        for name, kind in names.items()
+        if kind != KEPT
+        for number in range(count)
+    ]

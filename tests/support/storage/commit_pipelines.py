@@ -91,6 +91,9 @@ class FaultyEngine:
         self.before("connect")
         return FaultyConnection(self, self._engine.connect())
 
+    def limited(self, silence_s: float) -> FaultyEngine:
+        return self
+
     def check_fitness(self) -> None:
         self._engine.check_fitness()
 

@@ -5,13 +5,14 @@ Each test makes up a small history. Its subscription is named like that of the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from histories.checker import violations
-from histories.history import NEVER_MS, Arrival, Consumer, History, Message, Seek, Sent, Way
+from histories.history import (
+    NEVER_MS,
+    Message,
+    Seek,
+)
 from simulation.checks.bulk import BulkCheck
-from simulation.checks.check import Check
 from simulation.checks.delaying import DelayCheck, Delays
 from simulation.checks.deleting import DeleteCheck
 from simulation.checks.expiring import ExpiryCheck
@@ -22,77 +23,7 @@ from simulation.checks.redriving import BulkRedriveCheck
 from simulation.checks.replacing import FIRST, LATEST, ReplaceCheck, Send
 from simulation.checks.scheduling import Change, ChangedSchedule, Occurrences, ScheduleCheck
 from simulation.checks.seeking import Pause, SeekCheck
-
-T0_MS = 1_000_000
-HOUR_MS = 3_600_000
-SKEW_MS = 1_000
-
-
-@dataclass(eq=False)
-class Cable:
-    ended_s: float | None = None
-
-
-class Story:
-    """A history of one topic with one subscription, which a test tells step by step.
-
-    It is the clock of the history, too.
-    """
-
-    def __init__(self) -> None:
-        self.at_ms = T0_MS
-        self.history = History(self)
-        self.history.topics = {"t": ["s"]}
-        self.history.kinds = {"s": "shared"}
-        self.history.sending_s = 2.0
-
-    def now_ms(self) -> int:
-        return self.at_ms
-
-    def now_s(self) -> float:
-        return (self.at_ms - T0_MS) / 1000
-
-    def wait(self, hours: float = 1.0) -> None:
-        self.at_ms += round(hours * HOUR_MS)
-
-    def send(self, offset: int, due_ms: int = 0) -> Message:
-        """Store a message; a negative offset: no client knows whether it is stored."""
-        message = self.history.publish("t", "", due_ms or self.at_ms)
-        if offset >= 0:
-            self.history.confirm(message, offset)
-        return message
-
-    def deliver(
-        self, message: Message, offset: int = -1, *, acks: bool = True, due_ms: int | None = None
-    ) -> Arrival:
-        """Deliver a message now. The broker names a due time."""
-        sent = Sent(self.now_s(), self.at_ms, len(self.history.arrivals))
-        arrival = Arrival(
-            "s",
-            message.number,
-            message.offset if offset < 0 else offset,
-            message.earliest_ms if due_ms is None else due_ms,
-            "",
-            False,
-            self.now_s(),
-            self.at_ms,
-            Way(Cable(), "host", sent),
-            Consumer("s"),
-        )
-        self.history.arrive(arrival)
-        if acks:
-            self.ack(arrival)
-        return arrival
-
-    def ack(self, arrival: Arrival) -> None:
-        arrival.acked_s = self.now_s()
-        self.history.ack_sent.add(("s", arrival.offset))
-
-    def found(self, check: Check) -> list[str]:
-        """Return what the rules and a check find in the whole history."""
-        found = [*violations(self.history, drained=True), *check.violations(self.history)]
-        return [*found, *check.unfinished(self.history)]
-
+from support.story import HOUR_MS, SKEW_MS, T0_MS, Story
 
 # -- replace keys -------------------------------------------------------------------------
 
@@ -379,14 +310,15 @@ def limited(story: Story, quota: Quota, due_after_hours: int = 0) -> QuotaCheck:
 
 
 def test_publish_that_a_full_backlog_accepts_is_found() -> None:
-    """P10: due messages count for a quota. With ``counts_all``, other messages count, too."""
-    for due_after_hours, counts_all, is_full in (
-        (0, False, True),
-        (9, False, False),
-        (9, True, True),
+    """P10: due messages count for a quota, and all messages of an ordered subscription."""
+    for due_after_hours, kind, is_full in (
+        (0, "shared", True),
+        (9, "shared", False),
+        (9, "log", True),
     ):
         story = Story()
-        check = limited(story, Quota(3, counts_all), due_after_hours)
+        story.history.kinds["s"] = kind
+        check = limited(story, Quota(3), due_after_hours)
         check.accepted(story.history, [story.send(3)], story.at_ms)
         wrong = "quota: t accepted message 3 with a backlog of 3, and its quota is 3"
         assert list(check.violations(story.history)) == ([wrong] if is_full else [])

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from histories.effects import wrong_effects
+from histories.history import History, RealClock
 from histories.table_rows import TableRows
+from histories.transactions import Transactions
 
 DUE_MS = 1_000
 
@@ -19,23 +21,23 @@ def clean() -> TableRows:
     for stored in (True, False, None, None):
         rows.rows[rows.insert(DUE_MS)].stored = stored
     first, _, third, _ = rows.rows
-    first.deliveries += [(0, DUE_MS), (1, DUE_MS + 500)]
+    first.deliveries += [((0, 0), DUE_MS), ((1, 7), DUE_MS + 500)]
     first.acked_epoch = 2
-    third.deliveries.append((0, DUE_MS + 10))
+    third.deliveries.append(((0, 0), DUE_MS + 10))
     rows.final = {0: (2, True), 2: (1, True)}
     return rows
 
 
 def come_although_rolled_back(rows: TableRows) -> None:
-    rows.rows[1].deliveries.append((0, DUE_MS))
+    rows.rows[1].deliveries.append(((0, 0), DUE_MS))
 
 
 def come_early(rows: TableRows) -> None:
-    rows.rows[2].deliveries[0] = (0, DUE_MS - 1)
+    rows.rows[2].deliveries[0] = ((0, 0), DUE_MS - 1)
 
 
 def come_twice_for_one_claim(rows: TableRows) -> None:
-    rows.rows[0].deliveries.append((1, DUE_MS + 900))
+    rows.rows[0].deliveries.append(((1, 7), DUE_MS + 900))
 
 
 def come_after_the_acknowledgement(rows: TableRows) -> None:
@@ -92,3 +94,16 @@ def test_effect_that_is_doubled_or_not_acknowledged_is_found(
     assert list(wrong_effects({("x", 1), ("y", 1)}, Counter([("y", 1), ("x", 1)]))) == []
     (found,) = wrong_effects(acked, Counter(effects))
     assert found.startswith(f"{kind} (")
+
+
+def test_whole_application_is_checked() -> None:
+    """V7 to V9: the rules for all parts apply, and no acknowledgement stays unlearned."""
+    history = History(RealClock())
+    application = Transactions(clean(), {("x", 1)}, Counter([("x", 1)]))
+    assert [*application.violations(history), *application.unfinished(history)] == []
+    application.unlearned = 1
+    application.effects["x", 1] = 2
+    come_early(application.rows)
+    vanish(application.rows)
+    assert len(list(application.violations(history))) == 2
+    assert len(list(application.unfinished(history))) == 2

@@ -191,6 +191,7 @@ class Access:
                     "The first token must be of a superuser: create it on the machine of the "
                     "broker with `escapement admin bootstrap`."
                 )
+            self._check_id(id)
             now_ms = self._clock.now_ms()
             valid, dead = self._of_role(role, now_ms)
             if len(valid) >= VALID_TOKENS:
@@ -200,7 +201,7 @@ class Access:
                     f"`escapement admin tokens revoke {valid[0].id}`."
                 )
             record = TokenRecord(id, role, digest, now_ms, expires_at_ms)
-            self._check_new(record, dead)
+            self._check_room(dead)
             await self._changes.durably(
                 lambda connection: insert_token(connection, record, [one.id for one in dead])
             )
@@ -223,7 +224,7 @@ class Access:
             valid, dead = self._of_role(role, now_ms)
             dead += valid[: max(len(valid) - VALID_TOKENS + 1, 0)]
             record = TokenRecord(id, role, digest, now_ms)
-            self._check_new(record, dead)
+            self._check_room(dead)
             grant = self._merged(role, ALL, frozenset(("admin",)))
 
             def store(connection: Connection) -> None:
@@ -254,9 +255,11 @@ class Access:
         valid = [one for one in found if one.is_valid(now_ms)]
         return valid, [one for one in found if not one.is_valid(now_ms)]
 
-    def _check_new(self, record: TokenRecord, dead: list[TokenRecord]) -> None:
-        if record.id in self._tokens:
-            raise AlreadyExists(f"A token has the id {record.id} already. Create another.")
+    def _check_id(self, id: str) -> None:
+        if id in self._tokens:
+            raise AlreadyExists(f"A token has the id {id} already. Create another.")
+
+    def _check_room(self, dead: list[TokenRecord]) -> None:
         if len(self._tokens) - len(dead) >= MAX_TOKENS:
             raise LimitExceeded(f"A broker has at most {MAX_TOKENS} tokens.")
 

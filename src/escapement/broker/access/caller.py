@@ -53,7 +53,8 @@ class Caller:
 
         Raises:
           Unauthenticated: if the log has tokens, and this is not one of them that is valid.
-          StorageError: if the broker does not know the token, and cannot read the database.
+          StorageError: if the broker does not know the token, and cannot read the database or has
+            lost its lease.
         """
         if self._access.may_be_new(token):
             await self._access.catch_up()

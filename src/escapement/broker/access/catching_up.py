@@ -2,7 +2,9 @@
 
 Only the owner of bundle 0 changes tokens and grants. The brokers of other bundles read them again
 within a second or so. A client may be faster: it uses a token right after it was created. So such a
-broker does not refuse a request before it has looked at the database.
+broker does not refuse a request before it has looked at the database. The owner of bundle 0 makes
+all changes itself. But while its lease has expired, another broker may make some, so it refuses
+nothing for good.
 
 Wrong tokens and denied requests must cost nothing. So there is at most one look in ``INTERVAL_S``,
 and requests that wait share it. A look reads a single number, the version of the catalog; the

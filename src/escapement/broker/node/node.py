@@ -53,7 +53,7 @@ from escapement.storage.catalog.catalog import misplaced_topics
 from escapement.storage.commit.shared_writer import SharedWriter
 from escapement.storage.data_directory import index_directory
 from escapement.storage.engine.base import Engine, TransactionAborted
-from escapement.storage.engine.connection_pool import ConnectionPool
+from escapement.storage.engine.connection_pool import KEPT_S, ConnectionPool
 from escapement.storage.lease import Identity
 from escapement.storage.ownership import LiveBroker, Ownership, look_at_all
 from escapement.storage.schema import log_identity
@@ -106,6 +106,9 @@ class Node:
         self.directory = NodeDirectory(identity.owner_id)
         self.reception = Reception(self.directory, address, lambda: self.brokers)
         self._output = OutputBound(config.limits.output_bytes)
+        lease_ms = config.limits.lease_ms
+        # A successor waits for the locks of this process, and kills only the listed connections.
+        engine = engine.limited(silence_s=lease_ms / 1000)
         self._engine = engine
         self._data = data
         self._identity = identity
@@ -115,12 +118,12 @@ class Node:
         self._bundles = bundles
         own = make_runners()
         self._work = own.work
-        lease_ms = config.limits.lease_ms
         self.membership = Membership(engine, identity, clock, own.commits, lease_ms, address)
         self._balancer = Balancer(identity.owner_id, lease_ms // RENEWALS_PER_LEASE)
         self._grace = Grace(lease_ms // RENEWALS_PER_LEASE)
         self._look_s = min(LOOK_S, lease_ms / 1000 / _LOOKS_PER_LEASE)
-        self._connections = ConnectionPool(engine)
+        # Closed here before the server does it, which would log it.
+        self._connections = ConnectionPool(engine, min(KEPT_S, lease_ms / 2000))
         self._shared_writer = SharedWriter(
             engine, own.commits, config.limits.commit_lanes, config.max_commits_per_second
         )

@@ -18,6 +18,10 @@ needs to cover both databases. These interleavings are closed:
   subscription. The relay marks it and acknowledges nothing, so the replay is complete. A relay
   marks such a row only if the database has no subscription with this id. Otherwise the row belongs
   to another bundle, perhaps to one that was added a moment ago.
+- *An earlier owner wakes up*, or is cut off from the log only. It does not know the messages that
+  its successor has stored, and acknowledges nothing for their rows. A relay marks such a row only
+  after a transaction of the log, which fails without the lease. So it was the owner when it read
+  the row, and the log does not have the message.
 - *A row is deleted while a second consumer has the message.* Rows are kept for 7 days after the log
   has learned them, so after the last delivery. A consumer refuses an older delivery.
 """
@@ -34,6 +38,7 @@ from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.outage import Outage
 from escapement.broker.outbox.named_topics import NamedTopics
 from escapement.broker.outbox.relay import LONGEST_S, Progress, Relay
+from escapement.broker.registry.changes import Transact
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
@@ -55,6 +60,7 @@ class AckRelay(Relay):
       application: the database of the application.
       log: the id of the log.
       topics: the topics and subscriptions that rows name.
+      transact: runs a function in a transaction of the log, which fails without the lease.
       run: makes blocking calls to the database of the application.
     """
 
@@ -64,6 +70,7 @@ class AckRelay(Relay):
         log: bytes,
         topics: NamedTopics,
         consuming: Consuming,
+        transact: Transact,
         run: Run,
     ) -> None:
         self._acks = AcksInApplication(application, log)
@@ -78,6 +85,7 @@ class AckRelay(Relay):
         super().__init__(self._acks, database, run, outage)
         self._topics = topics
         self._consuming = consuming
+        self._transact = transact
         self._attached = False
         self._purge_at_s = 0.0
         self.learned = 0  # number of rows learned since the broker started
@@ -143,19 +151,24 @@ class AckRelay(Relay):
             whose = row.topic, row.key.subscription_id
             together.setdefault(whose, []).append(row.key.offset)
         durable: list[trio.Event] = []
+        unknown = False  # whether the broker knows no message of some rows
         for (topic_name, id), offsets in together.items():
             if (record := self._topics.subscription(topic_name, id)) is not None:
                 topic = self._topics.registry.activate(record.topic_id)
                 subscription = topic.find(record.name)
+                unknown |= max(offsets) >= topic.next_offset
                 durable.append(self._submit(topic, subscription, np.array(offsets, np.int64)))
             await trio.lowlevel.checkpoint()
         for event in durable:
             await event.wait()
+        if unknown:
+            await self._transact(lambda log: None)
 
     def _submit(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> trio.Event:
         """Acknowledge messages; the returned event is set when that is durable."""
         durable = trio.Event()
-        # The log may lack messages, because it was restored from a backup.
+        # The log may lack messages, because it was restored from a backup. Or a successor of this
+        # broker has stored them.
         known = offsets[(offsets >= 0) & (offsets < topic.next_offset)]
         self._consuming.acknowledge_in(topic, subscription, known, lambda _: durable.set())
         return durable

@@ -58,7 +58,7 @@ class Relays:
             on_posted,
         )
         self._acks = [
-            AckRelay(MysqlEngine(address, creates=False), log, topics, consuming, run)
+            AckRelay(MysqlEngine(address, creates=False), log, topics, consuming, transact, run)
             for address in addresses
         ]
 

@@ -14,9 +14,10 @@ sends a request, and the broker answers.
                          └── permanent refusal, closed ──▶ FAILED
 
 The attachment has the same id on every link. If the broker refuses to open it with a retryable
-error, the client tries again after a back-off. If the broker answers that another bundle has the
-topic, the attachment moves to the line of this bundle first. Any other refusal is final: all
-current and later calls of the producer or consumer raise it.
+error, the client tries again after a back-off. A subclass may name further refusals that pass. If
+the broker answers that another bundle has the topic, the attachment moves to the line of this
+bundle first. Any other refusal is final: all current and later calls of the producer or consumer
+raise it.
 """
 
 from __future__ import annotations
@@ -192,9 +193,13 @@ class Attached(Attachment):
         else:
             self._refused(answer)
 
+    def _may_open_later(self, error: EscapementError) -> bool:
+        """Return whether the broker may open this object later, after it refused with ``error``."""
+        return error.retryable
+
     def _refused(self, error: EscapementError) -> None:
-        """Open this object again after a back-off if ``error`` is retryable; otherwise fail it."""
-        if error.retryable:
+        """Open this object again after a back-off, or fail it if the refusal is permanent."""
+        if self._may_open_later(error):
             self._refusal = error
             self._closed_for_now()
             if isinstance(error, WrongBundle) and error.bundle is not None:

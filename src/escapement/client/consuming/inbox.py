@@ -47,7 +47,7 @@ from escapement.client.delivery import Source
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
-from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.errors import Conflict, Disconnected, EscapementError, InvalidRequest
 from escapement.event_log import EventLog
 from escapement.field import Field
 from escapement.message import Int64s
@@ -63,6 +63,9 @@ _log = EventLog("escapement.client")
 # Receiving a message takes less than a microsecond, so 64 of them take a short time. A checkpoint
 # takes several microseconds.
 CHECKPOINT_EVERY: Final = 64
+# The broker may not notice that a link was lost. Then it still has this consumer, and refuses to
+# open it on the next link. It closes a silent connection after 90 s (``idle_timeout_s``).
+OWN_CLAIM_S: Final = 120.0
 
 
 class Inbox(Attached):
@@ -128,6 +131,8 @@ class Inbox(Attached):
         self._untried: Int64s | None = None  # on closing: offsets of messages left in the buffer
         self._leaving = False  # True from ``aclose`` on: the consumer grants no more permits
         self._closed = False  # True after ``aclose``
+        # Until then, a conflict may be one with this consumer on its earlier link.
+        self._own_claim_until_s = -inf
         self._voided = 0  # how often all earlier deliveries became void
 
     # -- receiving -------------------------------------------------------------------
@@ -249,6 +254,7 @@ class Inbox(Attached):
             self._return(wire.Release, self._buffer.waiting(), 0)
             self._buffer.end_pull()
             raise
+        self._drop_late()  # the broker may have taken a long time to stop
         return self._buffer.end_pull()
 
     async def _stop_pull(self) -> None:
@@ -291,9 +297,15 @@ class Inbox(Attached):
         return not self._buffer.empty
 
     def _discard_late(self) -> None:
-        """Discard messages that the broker has taken back, because they waited too long here."""
-        warn_of_late(self.topic, self.subscription, self._buffer.discard_late(self._clock_s()))
+        """Discard messages that the broker has taken back, and let it send others."""
+        self._drop_late()
         self._give_credit()
+
+    def _drop_late(self) -> None:
+        """Discard messages that the broker has taken back, because they waited too long here."""
+        late = self._buffer.discard_late(self._clock_s())
+        if late:
+            warn_of_late(self.topic, self.subscription, late)
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._buffer.due_credit()):
@@ -690,7 +702,13 @@ class Inbox(Attached):
             lambda number: wire.Ack(number, self._id, offsets, firsts, lasts), answered
         )
 
+    def _may_open_later(self, error: EscapementError) -> bool:
+        if isinstance(error, Conflict) and anyio.current_time() < self._own_claim_until_s:
+            return True
+        return super()._may_open_later(error)
+
     def _lost(self) -> None:
+        self._own_claim_until_s = anyio.current_time() + OWN_CLAIM_S
         self._voided += 1
         self._buffer.clear()
         self._returned.clear()

@@ -91,6 +91,8 @@ class Dialect:
     table_end: str  # what follows the closing parenthesis of CREATE TABLE
     now_ms: str  # an expression for the time of the database's clock in integer milliseconds
     insert_ignore: str  # an INSERT that leaves an existing row unchanged, and then affects 0 rows
+    # A statement that ends the limit of ``Engine.limited`` for a connection; "" if there is none.
+    may_be_silent: str
 
 
 class Connection(Protocol):
@@ -204,6 +206,19 @@ class Engine(Protocol):
 
         A missing database on a MySQL server is created only if the engine was created with
         ``creates``.
+        """
+        ...
+
+    def limited(self, silence_s: float) -> Engine:
+        """Return the same database, whose server closes connections that are silent for long.
+
+        A server keeps the locks of a transaction while it waits for the next statement. A process
+        that was stopped, or whose machine is lost, would keep them for hours.
+
+        Args:
+          silence_s: how long the server waits for the next statement of a connection that has begun
+            a transaction which may write, rounded up to seconds. Then it closes the connection, and
+            rolls back the transaction.
         """
         ...
 

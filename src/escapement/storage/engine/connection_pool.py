@@ -14,7 +14,7 @@ from escapement.storage.engine.base import Connection, Engine
 
 T = TypeVar("T")
 
-# How long a connection stays open without being used. The end of another use closes it.
+# How long a connection stays open without being used, at most. The end of another use closes it.
 KEPT_S: Final = 60.0
 
 
@@ -25,11 +25,18 @@ class ConnectionPool:
     pool. The brokers of all bundles of a process share one.
 
     Args:
+      kept_s: how long a connection stays open without being used.
       clock_s: returns a monotonic time in seconds.
     """
 
-    def __init__(self, engine: Engine, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        kept_s: float = KEPT_S,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.engine = engine
+        self._kept_s = kept_s
         self._clock_s = clock_s
         # Each with the end of its last use. The last one is used first, so the first is idle
         # longest.
@@ -75,7 +82,7 @@ class ConnectionPool:
         now_s = self._clock_s()
         with self._lock:
             self._idle.append((connection, now_s))
-            dropped = self._take_unused(math.inf if self._closed else now_s - KEPT_S)
+            dropped = self._take_unused(math.inf if self._closed else now_s - self._kept_s)
         for one in dropped:
             one.close()
 

@@ -28,7 +28,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from escapement.errors import (
     OutcomeUnknown,
@@ -74,6 +74,7 @@ DIALECT: Final = Dialect(
     table_end="",
     now_ms="CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     insert_ignore="INSERT OR IGNORE",
+    may_be_silent="",
 )
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, memoryview})
@@ -107,6 +108,9 @@ class SqliteEngine:
 
     def connect(self) -> SqliteConnection:
         return SqliteConnection(self._open(), self.location)
+
+    def limited(self, silence_s: float) -> Self:
+        return self  # the file is on this machine, and its locks end with the process
 
     def check_fitness(self) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:

@@ -14,6 +14,7 @@ import pytest
 
 import escapement
 from escapement.client.consuming.ack_queue import LINGER_S
+from escapement.client.consuming.inbox import OWN_CLAIM_S
 from escapement.errors import (
     Busy,
     Conflict,
@@ -538,6 +539,32 @@ async def test_refused_subscription_is_raised_and_cancelled_one_is_closed() -> N
         )
         await anyio.sleep(0.1)
         assert peer.heard_of(wire.CloseConsumer)[-1].consumer_id == late.consumer_id
+
+
+@on_both
+async def test_consumer_waits_until_the_broker_notices_its_lost_connection() -> None:
+    """An exclusive consumer is not refused for good because of itself."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", kind="exclusive") as inbox:
+            peer.open_refusals.extend([Conflict("has a consumer already")] * 20)
+            await peer.cut()
+            await anyio.sleep(60)
+            assert not peer.open_refusals
+            await peer.deliver([b"again"], [0])
+            assert (await anext(inbox)).payload == b"again"
+
+
+@on_both
+async def test_consumer_whose_claim_another_one_has_taken_fails_after_some_time() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", kind="exclusive") as inbox:
+            peer.open_refusals.extend([Conflict("has a consumer already")] * 10_000)
+            began_s = anyio.current_time()
+            await peer.cut()
+            with pytest.raises(Conflict, match="already"):
+                await anext(inbox)
+            waited_s = anyio.current_time() - began_s
+            assert OWN_CLAIM_S <= waited_s < OWN_CLAIM_S + 5
 
 
 @on_both

@@ -23,6 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import ssl
 from collections.abc import Iterator, Sequence
@@ -81,6 +82,7 @@ DIALECT: Final = Dialect(
     table_end=" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4",
     now_ms="CAST(ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000) AS SIGNED)",
     insert_ignore="INSERT IGNORE",
+    may_be_silent="SET SESSION wait_timeout = @@global.wait_timeout",
 )
 
 # By this mode our SQL text means the same as on SQLite.
@@ -104,14 +106,18 @@ class MysqlEngine:
     lock_wait_s: Final = ROW_LOCK_WAIT_S
     max_lanes: Final = MAX_LANES
 
-    def __init__(self, address: MysqlAddress, creates: bool = True) -> None:
+    def __init__(
+        self, address: MysqlAddress, creates: bool = True, silence_s: float | None = None
+    ) -> None:
         """Create an engine, without connecting.
 
         Args:
           creates: let ``connect`` create the database if it does not exist.
+          silence_s: as for :meth:`limited`.
         """
         self._address = address
         self._creates = creates
+        self._silence_s = silence_s
         self.location = str(address)
 
     def connect(self) -> MysqlConnection:
@@ -126,7 +132,10 @@ class MysqlEngine:
                 wire = dial(self._address, self._address.database)
             except pymysql.err.MySQLError as again:
                 raise self._refused(again) from again
-        return MysqlConnection(wire, self.location)
+        return MysqlConnection(wire, self.location, self._silence_s)
+
+    def limited(self, silence_s: float) -> MysqlEngine:
+        return MysqlEngine(self._address, self._creates, silence_s)
 
     def check_fitness(self) -> None:
         with contextlib.closing(self.connect()) as connection:
@@ -195,9 +204,10 @@ class MysqlEngine:
 class MysqlConnection:
     """A connection to a server, with its prepared statements and its open transaction."""
 
-    def __init__(self, wire: Wire, location: str) -> None:
+    def __init__(self, wire: Wire, location: str, silence_s: float | None = None) -> None:
         self._wire = wire
         self._location = location
+        self._silence_s = silence_s  # the limit that the server does not know yet
         self._in_transaction = False
         self._autocommit = True
         with self._guarded():
@@ -227,6 +237,9 @@ class MysqlConnection:
     def begin(self) -> None:
         assert not self._in_transaction or self._lost, "begin inside a transaction"
         with self._guarded():  # raises if the connection is lost, even if autocommit is off already
+            if self._silence_s is not None:
+                self._text(f"SET SESSION wait_timeout = {math.ceil(self._silence_s):d}")
+                self._silence_s = None
             self._set_autocommit(False)
         self._in_transaction = True
 
