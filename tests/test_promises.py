@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,7 @@ def test_promises_are_listed_once_and_in_order() -> None:
 def test_promise_names_its_tests_or_says_what_it_waits_for(promise: Promise) -> None:
     proofs = PROOF.findall(promise.proof)
     assert proofs or not promise.proof, f"{promise.proof!r} names no test as `path::name`"
+    assert [one for one, count in Counter(proofs).items() if count > 1] == [], "named twice"
     for path, name in proofs:
         assert (ROOT / path).is_file(), f"{path} does not exist"
         assert name in names_in(path), f"{path} has no test {name}"

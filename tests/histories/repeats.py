@@ -49,11 +49,11 @@ def may_be_over(history: History, arrival: Arrival, at_s: float) -> bool:
 def unexplained(history: History) -> Iterator[str]:
     """Find messages that came more often than returns, expiries and troubles explain.
 
-    Each of these explains one more delivery. So no trouble adds more deliveries than there were
-    messages in flight.
+    Each of these, and each change of the sending process, explains one more delivery. So no trouble
+    adds more deliveries than there were messages in flight.
     """
     for arrivals in _repeated(history):
-        explained = sum(_is_explanation(history, one, arrivals) for one in arrivals)
+        explained = sum(_is_explanation(history, arrivals, at) for at in range(len(arrivals)))
         troubles = sum(
             began_s <= arrivals[-1].sent_s and arrivals[0].sent_s - history.sending_s <= ended_s
             for began_s, ended_s in history.troubles or ()
@@ -65,9 +65,9 @@ def unexplained(history: History) -> Iterator[str]:
             )
 
 
-def _is_explanation(history: History, arrival: Arrival, arrivals: list[Arrival]) -> bool:
+def _is_explanation(history: History, arrivals: list[Arrival], at: int) -> bool:
     """Return whether a delivery may have ended so that the message came again."""
-    last_s = arrivals[-1].sent_s
+    arrival, last_s = arrivals[at], arrivals[-1].sent_s
     if any(
         end_s is not None and end_s <= last_s
         for end_s in (arrival.returned_s, arrival.way.connection.ended_s)
@@ -75,7 +75,7 @@ def _is_explanation(history: History, arrival: Arrival, arrivals: list[Arrival])
         return True
     if history.was_sought(arrival.subscription, arrival.sent_s, last_s):
         return True
-    if any(one.way.process != arrival.way.process for one in arrivals):
+    if any(one.way.process != arrival.way.process for one in arrivals[at + 1 : at + 2]):
         return True  # another process took over
     expires_s = history.expires_s(arrival)
     # An acknowledgement in the first half of the ack wait comes in time, except in a trouble.

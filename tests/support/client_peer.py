@@ -145,6 +145,7 @@ class Peer:
         self.deaf_to_acks = False
         self.held: list[tuple[Session, wire.Receipt]] = []
         self.silent = False  # receives commands and answers none
+        self.elsewhere: wire.Moved | None = None  # the answer to Hello of a node without the bundle
         self.refuses_connections = False
         self._tasks: TaskGroup | None = None
 
@@ -237,6 +238,8 @@ class Peer:
             case wire.Hello():
                 if self.greetings and (error := self.greetings.popleft()) is not None:
                     await session.say(wire.Refused.because(error))
+                elif self.elsewhere is not None:
+                    await session.say(self.elsewhere)
                 else:
                     await session.say(wire.Welcome(PROTOCOL_VERSION, "peer", "p", self.limits))
             case wire.Ping():

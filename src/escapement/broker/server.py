@@ -71,8 +71,8 @@ class ServerConfig:
     log_url: str | None = None  # None: SQLite in the data directory
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
-    # The address that clients and other brokers are told, host:port; None: by the other settings.
-    advertise: str | None = None
+    # The host and the port that clients and other brokers are told; None: by the other settings.
+    advertise: tuple[str, int | None] | None = None
     # Whether other machines may connect to a broker without tokens, on which everyone may do all.
     insecure: bool = False
     broker: BrokerConfig = field(default_factory=BrokerConfig)
@@ -108,7 +108,7 @@ async def serve(
             needs_token = exposed and not config.insecure
             if needs_token:
                 await check_exposure(engine, config.data, f"{config.host}:{port}")
-            address = config.advertise or _reachable(host, port)
+            address = _told(config.advertise, host, port)
             identity = Identity(directory.identity, address, directory.place)
             at = f"{host}:{port}"
 
@@ -167,8 +167,13 @@ async def serve(
                 await listener.aclose()
 
 
-def _reachable(host: str, port: int) -> str:
-    """Return the address for clients: the listener's, or this machine's name for all addresses."""
+def _told(advertise: tuple[str, int | None] | None, host: str, port: int) -> str:
+    """Return the address for clients: the listener's, or this machine's name for all addresses.
+
+    ``advertise`` replaces both the host and the port, or only the host.
+    """
+    if advertise is not None:
+        return _url_address(advertise[0], advertise[1] or port)
     try:
         if ip_address(host.partition("%")[0]).is_unspecified:
             host = socket.gethostname()

@@ -15,7 +15,8 @@ class Settings:
     The defaults suit a broker in the same region.
 
     Attributes:
-      connect_timeout_s: the longest time for one attempt to connect, including the handshake.
+      connect_timeout_s: the longest time for one attempt to connect, including the handshake. It is
+        shorter at a broker that has gone silent, if the client knows others.
       request_timeout_s: the longest wait for the answer to a request, or for acknowledgements
         to become durable, including the time to reconnect. After it the call raises
         ``Disconnected``.
@@ -25,7 +26,8 @@ class Settings:
         is alive. None sends no heartbeat. The broker closes connections that are silent for 90
         seconds.
       heartbeat_timeout_s: the longest wait for an answer to the heartbeat. After it the client
-        reconnects.
+        reconnects, and tries the other brokers first. So it notices a broker that hangs after at
+        most the sum of both, which must be shorter than ``send_timeout`` of its producers.
       reconnect_first_s, reconnect_longest_s: the client waits for a random time between two
         attempts to connect, up to a bound. The bound is ``reconnect_first_s`` at first, and
         doubles with each failure, up to ``reconnect_longest_s``. In the first minute of an
@@ -40,8 +42,10 @@ class Settings:
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     close_timeout_s: float = 10.0
-    heartbeat_s: float | None = 15.0
-    heartbeat_timeout_s: float = 10.0
+    # Together they are little longer than the lease of a broker, ten seconds, so that a client soon
+    # finds the next owner of its topics. A shorter timeout would give up busy brokers.
+    heartbeat_s: float | None = 5.0
+    heartbeat_timeout_s: float = 7.0
     reconnect_first_s: float = 0.1
     reconnect_longest_s: float = 10.0
     reason: str = ""

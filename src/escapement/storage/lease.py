@@ -373,9 +373,8 @@ def _takeable(
         )
     if row.owner_id != identity.owner_id and row.left_ms > 0:
         raise LeaseHeld(
-            f"broker {row.owner_name!r} ({row.owner_id}) owns this log"
-            f" {members.until(row.expires_at_ms, row.left_ms)}; stop it, or give this broker a log"
-            " of its own"
+            f"broker {row.owner_name!r} ({row.owner_id}) owns bundle {bundle_id}"
+            f" {members.until(row.expires_at_ms, row.left_ms)}"
         )
     return row
 

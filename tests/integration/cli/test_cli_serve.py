@@ -365,6 +365,19 @@ def test_a_broker_is_named_by_its_address_for_clients(
         assert served.end(signal.SIGTERM) == 0
 
 
+def test_advertised_host_without_a_port_has_the_port_of_listen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B8: also if it is a free port. With 7650, other nodes would send clients nowhere."""
+    with Served("--data", tmp_path / "data", "--advertise", "b.example") as served:
+        at = ["--broker", served.address]
+        assert run(["admin", "-o", "json", "cluster", "status", *at]) == 0
+        (node,) = json.loads(capsys.readouterr().out)["nodes"]
+        assert node["address"] == f"b.example:{served.address.rpartition(':')[2]}"
+        assert not node["address"].endswith(":7650")
+        assert served.end(signal.SIGTERM) == 0
+
+
 def test_schedule_with_an_unknown_time_zone_is_shown_as_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,14 +11,14 @@ import trio.testing
 
 from escapement.broker.membership import Membership
 from escapement.errors import LeaseHeld, LeaseLost, StorageUnavailable
-from escapement.storage import lease, schema
+from escapement.storage import lease, members, schema
 from escapement.storage.blocking import inline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.lease import Identity, Lease
 from escapement.testing.clock import VirtualClock
 from support.storage.commit_pipelines import FaultyEngine, HandClock
 
-ONE, TWO = Identity("id-1", "one"), Identity("id-2", "two")
+ONE, TWO, THREE = Identity("id-1", "one"), Identity("id-2", "two"), Identity("id-3", "three")
 HOUR_MS = 3_600_000
 
 
@@ -58,7 +58,8 @@ def test_first_lease_has_epoch_1_and_was_clean(ready: Engine, connection: Connec
 
 def test_another_broker_is_refused_and_told_who_holds_it(ready: Engine) -> None:
     acquire(ready, ONE)
-    with pytest.raises(LeaseHeld, match=r"'one' \(id-1\) owns this log until .* another 3600 s"):
+    held = r"broker 'one' \(id-1\) owns bundle 0 until .* another 3600 s unless it renews$"
+    with pytest.raises(LeaseHeld, match=held):
         acquire(ready, TWO)
 
 
@@ -160,6 +161,36 @@ def test_acquire_kills_a_hanging_transaction_of_the_previous_owner(ready: Engine
     with pytest.raises(StorageUnavailable):
         hanging.execute("UPDATE leases SET epoch = 9")
     hanging.close()
+
+
+def test_take_over_starts_again_if_another_broker_took_the_bundle_and_died_meanwhile(
+    ready: Engine, connection: Connection
+) -> None:
+    """Invariant 8: the connections of that broker must end, and not only those of the first one."""
+    acquire(ready, ONE, duration_ms=-1)
+
+    class Meanwhile(HandClock):
+        """Between the look at the owner and the take-over, another broker takes the bundle."""
+
+        looks = 0
+
+        def now_ms(self) -> int:
+            self.looks += 1
+            if self.looks == 1:
+                held = acquire(ready, THREE, duration_ms=-1)
+                lease.enter(ready, connection, held)
+            return super().now_ms()
+
+    clock = Meanwhile()
+    with closing(ready.connect()) as own:
+        member = members.register(ready, TWO, HOUR_MS, HandClock())
+        taken = lease.take(ready, member, clock)
+        assert check_passes(ready, own, taken)
+    assert (taken.epoch, taken.former_owner_id) == (3, "id-3")
+    assert clock.looks == 2
+    if ready.kind == "mysql":  # SQLite serves one process, whose end closes the connection
+        with pytest.raises(StorageUnavailable):
+            connection.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("locks", ["lease row", "row of the owner"])

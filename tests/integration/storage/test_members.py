@@ -318,7 +318,7 @@ def test_bundle_of_an_older_broker_is_taken_only_when_its_own_lease_ends(
     """O9: the database is migrated while the older broker renews ``leases``."""
     old, new = OlderBroker(engine, connection, "id-old"), joined(engine, ONE, clock)
     old.take(HOUR_MS)
-    with pytest.raises(LeaseHeld, match=r"'old' \(id-old\) owns this log until .* another 3600 s"):
+    with pytest.raises(LeaseHeld, match=r"'old' \(id-old\) owns bundle 0 until .* another 3600 s"):
         lease.take(engine, new, clock)
     assert not look_at_all(engine, connection)[1][0].free
     old.renew(-1)  # it died

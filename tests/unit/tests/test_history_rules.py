@@ -243,6 +243,13 @@ def redeliver_twice_after_one_return(told: Told) -> None:
         told.deliver("a", 0, 10, again=True)
 
 
+def redeliver_twice_after_one_take_over(told: Told) -> None:
+    told.process += 1
+    told.cables["a"] = Cable()
+    for _ in range(2):
+        told.deliver("a", 0, 10, again=True)
+
+
 def deliver_out_of_order(told: Told) -> None:
     told.forget("b", 10)
     told.deliver("b", 0, 10)
@@ -294,6 +301,7 @@ BROKEN: list[tuple[Callable[[Told], None], str]] = [
     (redeliver_without_a_cause, "repeated"),
     (redeliver_on_one_connection_in_a_trouble, "twice"),
     (redeliver_twice_after_one_return, "repeated"),
+    (redeliver_twice_after_one_take_over, "repeated"),
     (deliver_out_of_order, "order"),
     (deliver_log_out_of_order, "order"),
     (end_a_broker, "ended"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -338,7 +339,9 @@ class Node:
                 begun.set()
                 task_status.started()
 
-        bundle = OwnedBundle(bundle_id, lambda: self._make_broker(bundle_id), self.front, ready)
+        former = self.directory.former_owner_of(bundle_id)
+        make = partial(self._make_broker, bundle_id)
+        bundle = OwnedBundle(bundle_id, make, self.front, ready, former)
         self._owned[bundle_id] = bundle
         if self.stopping:  # since the node decided to take it
             bundle.release()

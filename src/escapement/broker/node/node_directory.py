@@ -33,6 +33,7 @@ class NodeDirectory:
         self._node_id = node_id
         self.nodes: dict[str, LiveBroker] = {}  # live nodes by id
         self.bundles: dict[int, Ownership] = {}
+        self._names: dict[str, str] = {}  # of live nodes, and of dead ones that had a bundle last
         self._count = 1
         # Topics that were created when the database had fewer bundles, and so are in another bundle
         # than their name says.
@@ -48,6 +49,19 @@ class NodeDirectory:
     def learn(self, nodes: dict[str, LiveBroker], bundles: dict[int, Ownership]) -> None:
         """Replace the nodes and owners by those that the database has."""
         self.nodes, self.bundles = nodes, bundles
+        known = self._names | {row.owner_id: row.name for row in nodes.values()}
+        owners = {row.owner_id for row in bundles.values()}
+        self._names = {one: name for one, name in known.items() if one in nodes or one in owners}
+
+    def former_owner_of(self, bundle_id: int) -> str:
+        """Return the node that had a bundle last, by its name, or by its id if it has died before.
+
+        Return "" if no node had the bundle, or this one.
+        """
+        row = self.bundles.get(bundle_id)
+        if row is None or row.owner_id == self._node_id:
+            return ""
+        return self._names.get(row.owner_id, row.owner_id)
 
     @property
     def has_exceptions(self) -> bool:

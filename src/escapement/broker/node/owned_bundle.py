@@ -33,6 +33,7 @@ class OwnedBundle:
       make_broker: returns a new broker of the bundle.
       front: serves the connections of the broker.
       on_ready: called each time a broker begins to serve.
+      former_owner: the name of the node that had the bundle before; "" if none did.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class OwnedBundle:
         make_broker: Callable[[], Broker],
         front: Front,
         on_ready: Callable[[Broker], None],
+        former_owner: str = "",
     ) -> None:
         self.id = bundle_id
         self.released = False  # whether ``release`` was called
@@ -48,6 +50,7 @@ class OwnedBundle:
         self._make_broker = make_broker
         self._front = front
         self._on_ready = on_ready
+        self._former_owner = former_owner
         self._broker: Broker | None = None
         self._release = trio.Event()
 
@@ -100,8 +103,9 @@ class OwnedBundle:
                     raise
                 _log.warning(
                     "bundle.waiting",
-                    "the start of bundle %d waits for the database: %s",
+                    "the start of bundle %d%s waits for the database: %s",
                     self.id,
+                    self._former_owner and f", which broker {self._former_owner!r} had before,",
                     error,
                 )
                 with trio.move_on_after(pause_s):

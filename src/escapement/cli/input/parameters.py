@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from typing import Final, overload
 from urllib.parse import urlsplit
 
 import click
@@ -65,10 +65,18 @@ def size_bytes(*, least: str) -> Callable[[str], int]:
     return read
 
 
-def host_and_port_or(default: int) -> Callable[[str], tuple[str, int]]:
+@overload
+def host_and_port_or(default: int) -> Callable[[str], tuple[str, int]]: ...
+
+
+@overload
+def host_and_port_or(default: None) -> Callable[[str], tuple[str, int | None]]: ...
+
+
+def host_and_port_or(default: int | None) -> Callable[[str], tuple[str, int | None]]:
     """Return a parser of ``host``, ``host:port`` or ``[address]:port`` with a default port."""
 
-    def read(text: str) -> tuple[str, int]:
+    def read(text: str) -> tuple[str, int | None]:
         if text.isdecimal():  # would be the address of a host, 0.0.29.226 for 7650
             raise click.BadParameter(
                 f"{text!r} is only a port. Write HOST:PORT, such as 127.0.0.1:{text}."
@@ -79,7 +87,9 @@ def host_and_port_or(default: int) -> Callable[[str], tuple[str, int]]:
         except ValueError:
             host = port = None
         if not host or parts.netloc != text or "@" in text:
-            raise click.BadParameter(f"{text!r} is not host:port, such as 127.0.0.1:{default}.")
+            raise click.BadParameter(
+                f"{text!r} is not host:port, such as 127.0.0.1:{default or DEFAULT_PORT}."
+            )
         return host, default if port is None else port
 
     return read

@@ -118,10 +118,11 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
 )
 @_option(
     "--advertise",
-    type=host_and_port,
-    metavar="HOST:PORT",
+    type=host_and_port_or(None),
+    metavar="HOST[:PORT]",
     envvar="ESCAPEMENT_ADVERTISE",
-    help="Address that clients and other brokers are told, if it is not that of --listen.",
+    help="Address that clients and other brokers are told, if it is not that of --listen."
+    " Without PORT, it has the port of --listen.",
 )
 @_option(
     "--insecure",
@@ -260,7 +261,7 @@ def serve(
     table_urls: tuple[str, ...],
     binary_logs: bool,
     listen: tuple[str, int],
-    advertise: tuple[str, int] | None,
+    advertise: tuple[str, int | None] | None,
     insecure: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -320,7 +321,7 @@ def serve(
         log_url,
         host,
         port,
-        None if advertise is None else host_and_port_text(*advertise),
+        advertise,
         insecure,
         broker,
         tls,

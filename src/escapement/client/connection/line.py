@@ -266,6 +266,8 @@ class Line:
                     )
                 finally:
                     self._down(link)
+                if link.silent:
+                    self._route.fell_silent()
                 pause_s = self._retry.next_s(anyio.current_time())
             try:
                 link = await self._reconnect(pause_s)

@@ -45,6 +45,11 @@ READ_BYTES: Final = 64 * 1024
 # Buffers to send are joined until they have this size, so that fewer writes are needed.
 WRITE_BYTES: Final = 256 * 1024
 
+# How often a link looks whether the broker has answered a ping, within the timeout. If this process
+# was suspended, or the application did not let the event loop run, that counts as one look. So the
+# answer is read before the link gives up.
+_LOOKS: Final = 10
+
 
 class Stream(Protocol):
     """The methods of a byte stream that a link uses. The byte streams of anyio have them."""
@@ -81,6 +86,7 @@ class Link:
     def __init__(self, stream: Stream, connection: Connection, welcome: Welcome) -> None:
         self.welcome = welcome
         self.error: EscapementError | None = None  # why the link ended
+        self.silent = False  # whether it ended because the broker did not answer the heartbeat
         self._stream = stream
         self._socket = _socket_of(stream)
         self._connection = connection
@@ -316,8 +322,12 @@ class Link:
             asked_s, reads = anyio.current_time(), self._reads
             self._ping = Ping(token), _CLOCK.now_ms()
             self._send_heartbeat(self._ping[0])
-            await anyio.sleep(timeout_s)
-            if self._reads == reads:
+            for _ in range(_LOOKS):
+                await anyio.sleep(timeout_s / _LOOKS)
+                if self._reads != reads:
+                    break
+            else:
+                self.silent = True
                 self.end(Disconnected(f"the broker has sent nothing for {timeout_s:g} s"))
 
 

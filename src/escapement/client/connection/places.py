@@ -10,6 +10,11 @@ So the client then believes the next news, whatever their epoch.
 An address that brokers have named stays known after another one is named, as one of the last few.
 For example, a broker that stops names the next owner, which still names the former one for a
 second.
+
+An address is *silent* if its broker did not answer in time: the process hangs, or its machine is
+lost. Other brokers name it as an owner until its lease has expired. So the client tries the other
+addresses first, and waits at the silent one only for an eighth of the time of its silence.
+Otherwise an attempt there would delay the next owner for ``connect_timeout_s``.
 """
 
 from __future__ import annotations
@@ -33,6 +38,10 @@ _NO_EPOCH: Final = -1
 # The addresses that a client remembers because brokers have named them: more than there are nodes,
 # and few enough to try them all.
 _MOST_NAMED: Final = 8
+# The shortest wait for an answer at a silent address, and the share of its silence for which the
+# client waits there if that is longer. So even a broker that always answers late is reached.
+_SILENT_WAIT_S: Final = 1.0
+_SILENT_SHARE: Final = 1 / 8
 # The addresses of other databases that a client remembers, to log each once.
 _MOST_ELSEWHERE: Final = 1000
 
@@ -65,6 +74,7 @@ class Places:
         # By bundle. The protocol bounds the ids of bundles.
         self._owners: dict[int, _Place] = {}
         self._named: dict[Address, None] = {}  # by brokers as owners; the latest last
+        self._silent_since_s: dict[Address, float] = {}
 
     def welcomed(self, limits: Mapping[str, Any], at: Address) -> bool:
         """Note the log, the number of bundles and an owner from a Welcome.
@@ -116,8 +126,31 @@ class Places:
         if bundle in self._owners:
             self._owners[bundle] = self._owners[bundle]._replace(epoch=_NO_EPOCH)
 
+    def note_silence(self, address: Address, now_s: float) -> None:
+        """Note that no broker answered at an address in time."""
+        self._silent_since_s.setdefault(address, now_s)
+        if len(self._silent_since_s) > len(self.given) + _MOST_NAMED:
+            del self._silent_since_s[next(iter(self._silent_since_s))]
+
+    def note_answer(self, address: Address) -> None:
+        """Note that a broker has answered at an address."""
+        self._silent_since_s.pop(address, None)
+
+    def patience_s(self, address: Address, now_s: float) -> float | None:
+        """Return how long to wait for a broker at an address; None: as long as at any other."""
+        since_s = self._silent_since_s.get(address)
+        if since_s is None or set(self.candidates(None, None)) <= {address}:
+            return None
+        return max(_SILENT_WAIT_S, (now_s - since_s) * _SILENT_SHARE)
+
+    def owner_of(self, bundle: int) -> Address | None:
+        """Return the address of the owner of a bundle, as far as it is known."""
+        return self._owners[bundle].address if bundle in self._owners else None
+
     def candidates(self, bundle: int | None, last: Address | None) -> Iterator[Address]:
         """Yield all addresses at which the broker of a bundle may be, the likeliest first.
+
+        Silent addresses are the last.
 
         Args:
           bundle: the bundle; None for any.
@@ -127,7 +160,8 @@ class Places:
         likely += reversed(self._named)
         if bundle in self._owners:
             likely.insert(0, self._owners[bundle].address)
-        return (address for address in dict.fromkeys(likely) if address is not None)
+        known = [address for address in dict.fromkeys(likely) if address is not None]
+        return iter(sorted(known, key=self._silent_since_s.__contains__))
 
     def _note_owner(self, bundle: int, epoch: int, address: Address | None) -> bool:
         before = self._owners.get(bundle, _Place(_NO_EPOCH, None))

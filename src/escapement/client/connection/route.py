@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+import anyio
+
 from escapement.client.connection.address import Address
 from escapement.client.connection.link import Link, Stream
 from escapement.client.connection.places import Places, bundle_in
@@ -79,6 +81,11 @@ class Route:
         """Note the owner of a bundle."""
         self._places.learn(news)
 
+    def fell_silent(self) -> None:
+        """Note that the broker of the last link has gone silent. Others may be its heirs."""
+        if self._last is not None:
+            self._places.note_silence(self._last, anyio.current_time())
+
     async def open(self, token: str) -> Link:
         """Open a link: try each known address once, and what their brokers name.
 
@@ -116,7 +123,7 @@ class Route:
             errors[str(refusal)] = refusal
             if self._places.learn(found) and moves < _MOST_MOVES:
                 moves += 1
-                tried.discard(next(self._places.candidates(found.bundle, None)))
+                tried -= {self._places.owner_of(found.bundle)}
             named.add(found.bundle)
         for bundle in named:
             self._places.doubt(bundle)
@@ -142,17 +149,26 @@ class Route:
             features[FEATURE_REASON] = self._reason
         if self._observes:
             features[FEATURE_OBSERVER] = 1
+        began_s = anyio.current_time()
+        timeout_s = self._timeout_s
+        if (patience_s := self._places.patience_s(address, began_s)) is not None:
+            timeout_s = min(timeout_s, patience_s)
         try:
             found = await Link.open(
                 partial(self._dial, address),
                 self._described or str(address),
                 self._name,
-                self._timeout_s,
+                timeout_s,
                 token,
                 features,
             )
         except OtherDatabase:
             raise self._other_database(address) from None
+        except Disconnected:
+            if anyio.current_time() >= began_s + timeout_s:
+                self._places.note_silence(address, began_s)
+            raise
+        self._places.note_answer(address)
         if isinstance(found, Link):
             if not self._places.welcomed(found.welcome.limits, address):
                 await found.discard()

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
 from escapement.clock import Clock
-from escapement.errors import EscapementError
+from escapement.errors import EscapementError, LeaseHeld
 from escapement.storage import lease, members
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity, Lease
@@ -119,7 +119,11 @@ def held_lease(
         renewal = Renewal(engine, connection, member, clock)
         try:
             for bundle_id in bundles:
-                renewal.leases[bundle_id] = lease.take(engine, member, clock, bundle_id)
+                try:
+                    taken = lease.take(engine, member, clock, bundle_id)
+                except LeaseHeld as error:
+                    raise LeaseHeld(f"{error}. Stop all brokers of this database first") from None
+                renewal.leases[bundle_id] = taken
                 renewal()
             yield renewal
         finally:

@@ -75,3 +75,16 @@ def test_an_expired_owner_is_not_named_and_its_epoch_stays() -> None:
     assert directory(owner="b", free=True, pin="c").owner_of(0) == Place("", 5)
     assert directory(owner="gone").owner_of(0) == Place("", 5)
     assert directory().owner_of(1) == Place("", 0)
+
+
+def test_name_of_a_dead_owner_is_known_while_it_had_a_bundle_last() -> None:
+    """B8: the log names it when its bundles are taken over."""
+    found = directory(owner="b")
+    assert [found.former_owner_of(bundle_id) for bundle_id in (0, 7)] == ["b", ""]
+    alone = {"a": found.nodes["a"]}
+    found.learn(alone, {0: Ownership(0, "b", "", 5, True)})
+    assert found.former_owner_of(0) == "b"
+    found.learn(alone, {0: Ownership(0, "a", "", 6, False)})
+    assert found.former_owner_of(0) == ""
+    found.learn(alone, {0: Ownership(0, "id-of-b", "", 7, True)})
+    assert found.former_owner_of(0) == "id-of-b"

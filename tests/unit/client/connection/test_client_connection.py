@@ -221,7 +221,8 @@ async def test_repeatable_requests_are_sent_again_after_a_lost_connection() -> N
 
 @on_both
 async def test_silent_broker_is_pinged_and_then_reconnected() -> None:
-    async with Peer.running() as peer, connect(peer, heartbeat_s=15) as broker:
+    settings = {"heartbeat_s": 15, "heartbeat_timeout_s": 10}
+    async with Peer.running() as peer, connect(peer, **settings) as broker:
         await anyio.sleep(100)
         assert len(peer.heard_of(wire.Ping)) == 6
         assert broker.connected

@@ -124,3 +124,36 @@ def test_several_addresses_are_parsed() -> None:
 def test_a_wrong_list_of_addresses_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="not a broker's address"):
         Addresses.parse(url)
+
+
+def test_silent_address_is_the_last_and_its_attempts_are_short_at_first() -> None:
+    """B8: its process hangs, or its machine is lost, and others know it as the owner."""
+    places = Places(Addresses.parse("escapement://a,b"))
+    a, b = places.given
+    places.learn(Moved(0, 2, "a", 7))
+    places.note_silence(a, 100)
+    places.note_silence(a, 104)  # it is silent since then, and still
+    assert found(places, 2, last=a) == ["b:7650", "a:7650"]
+    assert places.owner_of(2) == a
+    assert [places.patience_s(a, now_s) for now_s in (100, 108, 180)] == [1, 1, 10]
+    assert places.patience_s(b, 180) is None
+    places.note_answer(a)
+    assert found(places, 2, last=a) == ["a:7650", "b:7650"]
+    assert places.patience_s(a, 180) is None
+
+
+def test_only_address_gets_the_whole_time_although_it_is_silent() -> None:
+    places = Places(Addresses.parse("escapement://a"))
+    (a,) = places.given
+    places.note_silence(a, 100)
+    assert places.patience_s(a, 100) is None
+    places.learn(Moved(0, 2, "b", 7))
+    assert places.patience_s(a, 100) == 1
+
+
+def test_number_of_silent_addresses_is_bounded() -> None:
+    places = Places(Addresses.parse("escapement://a"))
+    for number in range(1000):
+        places.note_silence(Address(f"h{number}", 1), number)
+    assert len(places._silent_since_s) == 9
+    assert places.patience_s(Address("h999", 1), 999) == 1

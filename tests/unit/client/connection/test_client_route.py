@@ -40,10 +40,13 @@ class Net:
         self.dialled: list[str] = []
         self.hellos: list[wire.Hello] = []
         self.down: set[str] = set()
+        self.lost: set[str] = set()  # machines that answer nothing
         self.answers = answers
 
     async def dial(self, address: Address) -> Stream:
         self.dialled.append(address.host)
+        if address.host in self.lost:
+            await anyio.sleep_forever()
         if address.host in self.down or address.host not in self.answers:
             raise OSError("no route")
         answers = self.answers[address.host]
@@ -140,6 +143,28 @@ async def test_the_next_owner_is_not_forgotten_because_it_still_names_the_former
         await found.open("")
     await found.open("")
     assert net.dialled == ["a", "b", "a", "a", "b"]
+
+
+@on_both
+async def test_lost_machine_is_tried_last_until_it_answers() -> None:
+    """B8: each attempt there takes an eighth of the time of its silence, and at least a second."""
+    net = Net(a=[WELCOME], b=[wire.Moved(0, 2, "a", 4)])
+    net.lost.add("a")
+    found = route(net, "escapement://a,b", 2)
+    began_s = anyio.current_time()
+    took_s = []
+    while anyio.current_time() < began_s + 100:
+        last_s = anyio.current_time()
+        with pytest.raises(NoOwner):
+            await found.open("")
+        took_s.append(anyio.current_time() - last_s)
+    assert took_s[:2] == pytest.approx([11.25, 11.25 / 8], rel=0.1)
+    assert max(took_s[1:]) == pytest.approx(10)
+    assert net.dialled[:5] == ["a", "b", "a", "b", "a"]
+    net.lost.clear()
+    for _ in range(2):
+        await found.open("")
+    assert net.dialled[-3:] == ["b", "a", "a"]
 
 
 @on_both
