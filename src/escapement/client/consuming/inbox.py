@@ -64,7 +64,8 @@ _log = EventLog("escapement.client")
 # takes several microseconds.
 CHECKPOINT_EVERY: Final = 64
 # The broker may not notice that a link was lost. Then it still has this consumer, and refuses to
-# open it on the next link. It closes a silent connection after 90 s (``idle_timeout_s``).
+# open it on the next link, if it is exclusive or has a range of keys. It closes a silent connection
+# after 90 s (``idle_timeout_s``).
 OWN_CLAIM_S: Final = 120.0
 
 
@@ -702,13 +703,23 @@ class Inbox(Attached):
             lambda number: wire.Ack(number, self._id, offsets, firsts, lasts), answered
         )
 
+    def _unlinked(self) -> None:
+        # The broker may have opened this consumer although its answer was lost.
+        if self._state in (State.OPENING, State.READY) and self._claims:
+            self._own_claim_until_s = anyio.current_time() + OWN_CLAIM_S
+        super()._unlinked()
+
+    @property
+    def _claims(self) -> bool:
+        """Whether the broker refuses other consumers while it has this one."""
+        return self._kind == "exclusive" or isinstance(self._key_range, tuple)
+
     def _may_open_later(self, error: EscapementError) -> bool:
         if isinstance(error, Conflict) and anyio.current_time() < self._own_claim_until_s:
             return True
         return super()._may_open_later(error)
 
     def _lost(self) -> None:
-        self._own_claim_until_s = anyio.current_time() + OWN_CLAIM_S
         self._voided += 1
         self._buffer.clear()
         self._returned.clear()

@@ -555,6 +555,52 @@ async def test_consumer_waits_until_the_broker_notices_its_lost_connection() -> 
 
 
 @on_both
+async def test_consumer_that_may_be_open_on_a_lost_connection_waits() -> None:
+    """The broker may have opened it, and only the answer was lost."""
+    async with Peer.running() as peer, connect(peer) as broker, anyio.create_task_group() as tasks:
+
+        async def cut_while_opening() -> None:
+            await anyio.sleep(1)
+            peer.silent = False
+            peer.open_refusals.extend([Conflict("has a consumer already")] * 3)
+            await peer.cut()
+
+        claims: list[dict[str, Any]] = [{"kind": "exclusive"}, {"key_range": (0, 9)}]
+        for claim in claims:
+            peer.silent = True
+            tasks.start_soon(cut_while_opening)
+            async with broker.consumer("t", "s", **claim):
+                assert not peer.open_refusals
+
+
+@on_both
+async def test_consumer_without_a_claim_is_refused_at_once_after_a_lost_connection() -> None:
+    """The subscription is of another kind now, which no wait changes."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            peer.open_refusals.extend([Conflict("the subscription is exclusive")] * 10_000)
+            began_s = anyio.current_time()
+            await peer.cut()
+            with pytest.raises(Conflict, match="is exclusive"):
+                await anext(inbox)
+            assert anyio.current_time() - began_s < 5
+
+
+@on_both
+async def test_consumer_that_the_broker_has_closed_is_refused_at_once() -> None:
+    """No lost connection has the claim, so another consumer has it."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", kind="exclusive") as inbox:
+            peer.open_refusals.extend([Conflict("has a consumer already")] * 10_000)
+            began_s = anyio.current_time()
+            moved = wire.error_fields(Busy("moved"))
+            await peer.sessions[-1].say(wire.ConsumerClosed(inbox._id, *moved))
+            with pytest.raises(Conflict, match="already"):
+                await anext(inbox)
+            assert anyio.current_time() - began_s < 5
+
+
+@on_both
 async def test_consumer_whose_claim_another_one_has_taken_fails_after_some_time() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", kind="exclusive") as inbox:
