@@ -222,7 +222,8 @@ class Inbox(Attached):
           timeout_s: how long to wait for the first message, in seconds; None waits without limit.
 
         Returns:
-          The messages in batches. It is empty if none arrives in time or this consumer is closed.
+          The messages in batches. It is empty if none arrives in time, if this consumer is closed,
+          or if the pull took so long to end that the broker has taken all messages back.
 
         Raises:
           InvalidRequest: if ``count`` is not valid, this consumer was not opened with
@@ -253,10 +254,13 @@ class Inbox(Attached):
             with anyio.move_on_after(self._line.settings.close_timeout_s, shield=True):
                 await self._stop_pull()
             self._return(wire.Release, self._buffer.waiting(), 0)
-            self._buffer.end_pull()
+            self._buffer.clear()
             raise
-        self._drop_late()  # the broker may have taken a long time to stop
-        return self._buffer.end_pull()
+        # The broker may have taken a long time to stop.
+        pulled, late = self._buffer.end_pull(self._clock_s())
+        if late:
+            warn_of_late(self.topic, self.subscription, late)
+        return pulled
 
     async def _stop_pull(self) -> None:
         self._buffer.stop_pull()
@@ -298,15 +302,9 @@ class Inbox(Attached):
         return not self._buffer.empty
 
     def _discard_late(self) -> None:
-        """Discard messages that the broker has taken back, and let it send others."""
-        self._drop_late()
-        self._give_credit()
-
-    def _drop_late(self) -> None:
         """Discard messages that the broker has taken back, because they waited too long here."""
-        late = self._buffer.discard_late(self._clock_s())
-        if late:
-            warn_of_late(self.topic, self.subscription, late)
+        warn_of_late(self.topic, self.subscription, self._buffer.discard_late(self._clock_s()))
+        self._give_credit()
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._buffer.due_credit()):

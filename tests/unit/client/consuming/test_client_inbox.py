@@ -614,6 +614,33 @@ async def test_consumer_whose_claim_another_one_has_taken_fails_after_some_time(
 
 
 @on_both
+async def test_pull_that_ends_late_returns_no_late_message_of_any_batch() -> None:
+    """B15: the broker waits longer for messages that it delivers again."""
+    async with Peer.running() as peer:
+        async with (
+            connect(peer, anyio.current_time) as broker,
+            broker.consumer("t", "s", permits=0) as inbox,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def deliver_and_stop_late() -> None:
+                await anyio.sleep(1)
+                peer.silent = True
+                await peer.deliver([b"again"], [0], attempts=[2], wait_ms=20_000)
+                waits_ms = [10_000, 20_000]
+                await peer.deliver([b"late", b"c"], [1, 2], wait_ms=10_000, waits_ms=waits_ms)
+                await peer.deliver([b"late"], [3], wait_ms=10_000)
+                await anyio.sleep(15)
+                peer.silent = False
+                (halt,) = peer.heard_of(wire.Halt)
+                await peer.sessions[-1].say(wire.Done(halt.request_id))
+
+            tasks.start_soon(deliver_and_stop_late)
+            pulled = await inbox.pull(5)
+            assert [batch.offsets.tolist() for batch in pulled] == [[0], [2]]
+
+
+@on_both
 async def test_invalid_message_ids_are_refused_and_nothing_is_acknowledged() -> None:
     wrong: list[Any] = [
         [MessageId("other/x/y", 0)],
