@@ -723,8 +723,13 @@ class Services:
     # -- the database ----------------------------------------------------------
 
     async def _check_lease(self) -> None:
-        """Raise ``LeaseLost`` unless all changes of tokens and grants were made here."""
-        self._keeper.check()
+        """Raise ``LeaseLost`` unless all changes of tokens and grants were made here.
+
+        Without tokens the broker refuses nobody. If another broker has taken the lease and created
+        some, this one ends when it learns that, and its connections end with it.
+        """
+        if not self.access.is_open:
+            self._keeper.check()
 
     def _may_dispatch(self) -> bool:
         """Return whether messages may be delivered now.

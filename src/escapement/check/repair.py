@@ -15,7 +15,7 @@ it may have the only copy of a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
@@ -25,7 +25,7 @@ from escapement.check.problem import OF_THE_INDEX, OF_THE_LOG, Problem, of_bundl
 from escapement.clock import Clock, moment
 from escapement.doctor.finding import Finding, Severity, notice
 from escapement.pipeline.auditing.finding import Kind
-from escapement.pipeline.rebuilding.held_lease import held_lease
+from escapement.pipeline.rebuilding.held_lease import Renewal, held_lease
 from escapement.storage import lease
 from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog.catalog import read_topics
@@ -36,7 +36,7 @@ from escapement.storage.index import DelayedIndex
 from escapement.storage.index.segments.manifest import Mark
 from escapement.storage.index.segments.writer import writing
 from escapement.storage.journal import journal
-from escapement.storage.lease import Identity, Lease
+from escapement.storage.lease import Identity
 from escapement.storage.schema import require
 from escapement.storage.state import checkpoint
 
@@ -70,7 +70,7 @@ def repair(
             renewal.at_once()
             tell("the repair")
             if check.spoilt:
-                _mend_indexes(engine, connection, renewal.leases, check, directory)
+                _mend_indexes(engine, renewal, check, directory)
             if check.orphans:
                 aside = directory.path / f"set-aside-{moment(clock.now_ms()):%Y%m%dT%H%M%SZ}"
                 _set_aside(check, aside)
@@ -89,13 +89,7 @@ def _mend_lease(
     return [notice(Problem.LEASE, f"the lease {lost}", f"Mended: it has epoch {last_epoch} now.")]
 
 
-def _mend_indexes(
-    engine: Engine,
-    connection: Connection,
-    leases: Mapping[int, Lease],
-    check: Check,
-    directory: DataDirectory,
-) -> None:
+def _mend_indexes(engine: Engine, renewal: Renewal, check: Check, directory: DataDirectory) -> None:
     """Raise the ends of topics, and delete spoilt indexes, unless the log is damaged.
 
     If an end is raised, the index of the bundle may lack the messages beyond the old end. It may
@@ -105,12 +99,13 @@ def _mend_indexes(
     if check.has(OF_THE_LOG):
         check.answer(OF_THE_INDEX, Severity.ERROR, _KEPT)
         return
-    for bundle_id, held in leases.items() if check.ends else ():
-        there = {topic.id for topic in read_topics(connection, bundle_id)}
-        if ends := {id: end for id, end in check.ends.items() if id in there}:
-            mark = Mark(token_hex(16), 1)
-            raised = checkpoint.Checkpoint(mark=mark, next_offsets=ends)
-            checkpoint.write(engine, connection, held, raised)
+    with renewal.connection.use() as connection:
+        for bundle_id, held in renewal.leases.items() if check.ends else ():
+            there = {topic.id for topic in read_topics(connection, bundle_id)}
+            if ends := {id: end for id, end in check.ends.items() if id in there}:
+                mark = Mark(token_hex(16), 1)
+                raised = checkpoint.Checkpoint(mark=mark, next_offsets=ends)
+                checkpoint.write(engine, connection, held, raised)
     check.answer({Kind.TOPIC_END}, Severity.NOTICE, "Mended: the end was raised.")
     for index in map(directory.index_of, sorted(check.spoilt)):
         with writing(index):

@@ -121,6 +121,18 @@ async def test_broker_whose_lease_has_expired_refuses_no_token_and_no_right_for_
             assert (refused.code, refused.retryable) == (StorageUnavailable.code, True)
 
 
+async def test_broker_without_tokens_admits_clients_with_a_token_during_an_outage(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """It refuses nobody. A program may have the token of another broker in its environment."""
+    outage = Outage(engine)
+    async with with_a_lease(outage) as world:
+        outage.unrenewed()
+        await world.clock.advance(seconds=LEASE_S + 1)
+        async with silent_peer(Front.of_broker(world.server)) as peer:
+            assert isinstance(await answer(peer, hello_with(Token.new())), wire.Welcome)
+
+
 def hello_with(token: Token) -> wire.Hello:
     return wire.Hello(PROTOCOL_VERSION, "test", {}, token.text)
 

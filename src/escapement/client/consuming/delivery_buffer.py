@@ -151,11 +151,16 @@ class DeliveryBuffer:
         """Grant no permits of the pull again if the connection is lost."""
         self._permits = 0
 
-    def end_pull(self) -> list[Batch]:
-        """Remove and return the messages of the pull, whose permits are void now."""
-        pulled = list(self._waiting)
+    def end_pull(self, now_s: float) -> tuple[list[Batch], int]:
+        """Remove the messages of the pull, whose permits are void now.
+
+        Returns:
+          Those whose ack deadline has not passed, and the number of the others.
+        """
+        pulled = [left for one in self._waiting if (left := one._in_time(now_s)) is not None]
+        late = sum(map(len, self._waiting)) - sum(map(len, pulled))
         self.clear()
-        return pulled
+        return pulled, late
 
     def clear(self) -> None:
         """Discard the buffered messages and all granted permits, when the connection has ended."""

@@ -64,7 +64,8 @@ _log = EventLog("escapement.client")
 # takes several microseconds.
 CHECKPOINT_EVERY: Final = 64
 # The broker may not notice that a link was lost. Then it still has this consumer, and refuses to
-# open it on the next link. It closes a silent connection after 90 s (``idle_timeout_s``).
+# open it on the next link, if it is exclusive or has a range of keys. It closes a silent connection
+# after 90 s (``idle_timeout_s``).
 OWN_CLAIM_S: Final = 120.0
 
 
@@ -221,7 +222,8 @@ class Inbox(Attached):
           timeout_s: how long to wait for the first message, in seconds; None waits without limit.
 
         Returns:
-          The messages in batches. It is empty if none arrives in time or this consumer is closed.
+          The messages in batches. It is empty if none arrives in time, if this consumer is closed,
+          or if the pull took so long to end that the broker has taken all messages back.
 
         Raises:
           InvalidRequest: if ``count`` is not valid, this consumer was not opened with
@@ -252,10 +254,13 @@ class Inbox(Attached):
             with anyio.move_on_after(self._line.settings.close_timeout_s, shield=True):
                 await self._stop_pull()
             self._return(wire.Release, self._buffer.waiting(), 0)
-            self._buffer.end_pull()
+            self._buffer.clear()
             raise
-        self._drop_late()  # the broker may have taken a long time to stop
-        return self._buffer.end_pull()
+        # The broker may have taken a long time to stop.
+        pulled, late = self._buffer.end_pull(self._clock_s())
+        if late:
+            warn_of_late(self.topic, self.subscription, late)
+        return pulled
 
     async def _stop_pull(self) -> None:
         self._buffer.stop_pull()
@@ -297,15 +302,9 @@ class Inbox(Attached):
         return not self._buffer.empty
 
     def _discard_late(self) -> None:
-        """Discard messages that the broker has taken back, and let it send others."""
-        self._drop_late()
-        self._give_credit()
-
-    def _drop_late(self) -> None:
         """Discard messages that the broker has taken back, because they waited too long here."""
-        late = self._buffer.discard_late(self._clock_s())
-        if late:
-            warn_of_late(self.topic, self.subscription, late)
+        warn_of_late(self.topic, self.subscription, self._buffer.discard_late(self._clock_s()))
+        self._give_credit()
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._buffer.due_credit()):
@@ -702,13 +701,23 @@ class Inbox(Attached):
             lambda number: wire.Ack(number, self._id, offsets, firsts, lasts), answered
         )
 
+    def _unlinked(self) -> None:
+        # The broker may have opened this consumer although its answer was lost.
+        if self._state in (State.OPENING, State.READY) and self._claims:
+            self._own_claim_until_s = anyio.current_time() + OWN_CLAIM_S
+        super()._unlinked()
+
+    @property
+    def _claims(self) -> bool:
+        """Whether the broker refuses other consumers while it has this one."""
+        return self._kind == "exclusive" or isinstance(self._key_range, tuple)
+
     def _may_open_later(self, error: EscapementError) -> bool:
         if isinstance(error, Conflict) and anyio.current_time() < self._own_claim_until_s:
             return True
         return super()._may_open_later(error)
 
     def _lost(self) -> None:
-        self._own_claim_until_s = anyio.current_time() + OWN_CLAIM_S
         self._voided += 1
         self._buffer.clear()
         self._returned.clear()

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 from escapement.clock import Clock
 from escapement.errors import EscapementError, LeaseHeld
 from escapement.storage import lease, members
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.members import Member
 
@@ -35,16 +36,17 @@ class Renewal:
     """Renews the leases while the job runs.
 
     Attributes:
+      connection: to write with under the leases, in the thread that renews them.
       leases: the leases by bundle.
     """
 
     def __init__(
-        self, engine: Engine, connection: Connection, member: Member, clock: Clock
+        self, engine: Engine, connection: KeptConnection, member: Member, clock: Clock
     ) -> None:
         self.leases: dict[int, Lease] = {}
         self._member = member
         self._engine = engine
-        self._connection = connection
+        self.connection = connection
         self._clock = clock
 
     def __call__(self) -> None:
@@ -61,8 +63,9 @@ class Renewal:
         Raises:
           LeaseLost: if another broker has taken a lease.
         """
-        for held in self.leases.values():
-            lease.renew(self._engine, self._connection, held, self._clock)
+        with self.connection.use() as connection:
+            for held in self.leases.values():
+                lease.renew(self._engine, connection, held, self._clock)
 
     def wait(self, work: Future[T], meanwhile: Callable[[], object] = _nothing) -> T:
         """Wait for the work of another thread, renew the lease meanwhile, and return the result.
@@ -113,10 +116,12 @@ def held_lease(
     Raises:
       LeaseHeld: if a broker owns one of the bundles.
     """
+    # If this process is stopped, a broker waits for its locks, and knows no connection to kill.
+    engine = engine.limited(silence_s=_LEASE_MS / 1000)
     member = members.register(engine, identity, _LEASE_MS, clock)
     # The leases are renewed over their own connection, because another one reads the log meanwhile.
-    with closing(engine.connect()) as connection:
-        renewal = Renewal(engine, connection, member, clock)
+    with closing(KeptConnection(engine)) as kept:
+        renewal = Renewal(engine, kept, member, clock)
         try:
             for bundle_id in bundles:
                 try:
@@ -128,7 +133,7 @@ def held_lease(
             yield renewal
         finally:
             # A lease that cannot be released expires.
-            with suppress(EscapementError):
+            with suppress(EscapementError), kept.use() as connection:
                 for held in renewal.leases.values():
                     until_ms = held.delivered_until_ms(clock.now_ms())
                     lease.release(engine, connection, held, clean=True, doubtful_until_ms=until_ms)

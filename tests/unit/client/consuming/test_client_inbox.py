@@ -555,6 +555,52 @@ async def test_consumer_waits_until_the_broker_notices_its_lost_connection() -> 
 
 
 @on_both
+async def test_consumer_that_may_be_open_on_a_lost_connection_waits() -> None:
+    """The broker may have opened it, and only the answer was lost."""
+    async with Peer.running() as peer, connect(peer) as broker, anyio.create_task_group() as tasks:
+
+        async def cut_while_opening() -> None:
+            await anyio.sleep(1)
+            peer.silent = False
+            peer.open_refusals.extend([Conflict("has a consumer already")] * 3)
+            await peer.cut()
+
+        claims: list[dict[str, Any]] = [{"kind": "exclusive"}, {"key_range": (0, 9)}]
+        for claim in claims:
+            peer.silent = True
+            tasks.start_soon(cut_while_opening)
+            async with broker.consumer("t", "s", **claim):
+                assert not peer.open_refusals
+
+
+@on_both
+async def test_consumer_without_a_claim_is_refused_at_once_after_a_lost_connection() -> None:
+    """The subscription is of another kind now, which no wait changes."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            peer.open_refusals.extend([Conflict("the subscription is exclusive")] * 10_000)
+            began_s = anyio.current_time()
+            await peer.cut()
+            with pytest.raises(Conflict, match="is exclusive"):
+                await anext(inbox)
+            assert anyio.current_time() - began_s < 5
+
+
+@on_both
+async def test_consumer_that_the_broker_has_closed_is_refused_at_once() -> None:
+    """No lost connection has the claim, so another consumer has it."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", kind="exclusive") as inbox:
+            peer.open_refusals.extend([Conflict("has a consumer already")] * 10_000)
+            began_s = anyio.current_time()
+            moved = wire.error_fields(Busy("moved"))
+            await peer.sessions[-1].say(wire.ConsumerClosed(inbox._id, *moved))
+            with pytest.raises(Conflict, match="already"):
+                await anext(inbox)
+            assert anyio.current_time() - began_s < 5
+
+
+@on_both
 async def test_consumer_whose_claim_another_one_has_taken_fails_after_some_time() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", kind="exclusive") as inbox:
@@ -565,6 +611,33 @@ async def test_consumer_whose_claim_another_one_has_taken_fails_after_some_time(
                 await anext(inbox)
             waited_s = anyio.current_time() - began_s
             assert OWN_CLAIM_S <= waited_s < OWN_CLAIM_S + 5
+
+
+@on_both
+async def test_pull_that_ends_late_returns_no_late_message_of_any_batch() -> None:
+    """B15: the broker waits longer for messages that it delivers again."""
+    async with Peer.running() as peer:
+        async with (
+            connect(peer, anyio.current_time) as broker,
+            broker.consumer("t", "s", permits=0) as inbox,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def deliver_and_stop_late() -> None:
+                await anyio.sleep(1)
+                peer.silent = True
+                await peer.deliver([b"again"], [0], attempts=[2], wait_ms=20_000)
+                waits_ms = [10_000, 20_000]
+                await peer.deliver([b"late", b"c"], [1, 2], wait_ms=10_000, waits_ms=waits_ms)
+                await peer.deliver([b"late"], [3], wait_ms=10_000)
+                await anyio.sleep(15)
+                peer.silent = False
+                (halt,) = peer.heard_of(wire.Halt)
+                await peer.sessions[-1].say(wire.Done(halt.request_id))
+
+            tasks.start_soon(deliver_and_stop_late)
+            pulled = await inbox.pull(5)
+            assert [batch.offsets.tolist() for batch in pulled] == [[0], [2]]
 
 
 @on_both
