@@ -16,6 +16,7 @@ import trio.testing
 from httpcore._async import http11
 
 from escapement.broker import deletion
+from escapement.broker.access import access
 from escapement.broker.bulk import bulk_changes
 from escapement.broker.delivery import sender
 from escapement.broker.inbox import dead_letter_writer, group_completion, scheduler
@@ -100,6 +101,7 @@ def stretched() -> Iterator[None]:
         (bulk_changes, "_RETRY_S", 600.0),
         (deletion, "_RETRY_S", 600.0),
         (expiry, "REST_MS", 1_800_000),
+        (access, "_EXPIRY_CHECK_S", 0.5 * HOUR_S),
         (pusher, "REFRESH_S", 2 * HOUR_S),
         (pusher, "_AGAIN_S", 600.0),
         # The HTTP client of push reads a clock of its own.
