@@ -44,6 +44,8 @@ from escapement.protocol.limits import DEFAULT_PORT, PROTOCOL_VERSION
 READ_BYTES: Final = 64 * 1024
 # Buffers to send are joined until they have this size, so that fewer writes are needed.
 WRITE_BYTES: Final = 256 * 1024
+# A write of so many bytes that takes this time has waited for the other side.
+_WAITED_S: Final = 0.05
 
 # How often a link looks whether the broker has answered a ping, within the timeout. If this process
 # was suspended, or the application did not let the event loop run, that counts as one look. So the
@@ -94,7 +96,7 @@ class Link:
         self._bell = anyio.Event()  # set while the writing task has work
         self._idle = anyio.Event()  # set while the writing task does not write
         self._idle.set()
-        self._reads = 0  # the number of times that data has arrived
+        self._signs = 0  # how often the other side has sent something, or made room for a write
         self._beats = True  # whether the link sends pings
         self._ping = Ping(0), _CLOCK.now_ms()  # the last ping, and when it was sent
         self._answered_ms = self._ping[1]  # when the last ping that has its answer was sent
@@ -236,7 +238,8 @@ class Link:
         Args:
           dispatch: called with each received command, except those of the heartbeat and Goodbye.
           heartbeat_s: the interval between two pings; None sends no pings.
-          heartbeat_timeout_s: the link ends if nothing arrives for this time after a ping.
+          heartbeat_timeout_s: the link ends if nothing arrives for this time after a ping, and no
+            long write goes on.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -271,7 +274,7 @@ class Link:
                     else:
                         dispatch(command)
                 connection.receive_data(await self._receive())
-                self._reads += 1
+                self._signs += 1
         except RemoteProtocolError as error:
             self.end(error)
         except _ENDS as error:
@@ -302,12 +305,20 @@ class Link:
                 while self._outgoing:
                     buffers, self._outgoing = self._outgoing, []
                     for piece in _joined(buffers):
-                        await self._stream.send(piece)
+                        await self._send_piece(piece)
                 self._idle.set()
         except _ENDS as error:
             self.end(
                 Disconnected(f"the connection was lost: {str(error) or 'the broker closed it'}")
             )
+
+    async def _send_piece(self, piece: bytes) -> None:
+        """Write bytes. A broker that still reads them cannot answer yet, and is not silent."""
+        for low in range(0, len(piece), WRITE_BYTES):
+            began_s = anyio.current_time()
+            await self._stream.send(piece[low : low + WRITE_BYTES])
+            if anyio.current_time() - began_s > _WAITED_S:
+                self._signs += 1
 
     def _send_heartbeat(self, command: Ping | Pong) -> None:
         """Send a command of the heartbeat, unless Goodbye is queued and nothing may follow it."""
@@ -319,12 +330,12 @@ class Link:
         asked_s = anyio.current_time()
         for token in count(1):
             await anyio.sleep_until(asked_s + heartbeat_s)
-            asked_s, reads = anyio.current_time(), self._reads
+            asked_s, signs = anyio.current_time(), self._signs
             self._ping = Ping(token), _CLOCK.now_ms()
             self._send_heartbeat(self._ping[0])
             for _ in range(_LOOKS):
                 await anyio.sleep(timeout_s / _LOOKS)
-                if self._reads != reads:
+                if self._signs != signs:
                     break
             else:
                 self.silent = True

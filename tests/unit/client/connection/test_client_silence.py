@@ -105,6 +105,49 @@ def test_broker_is_not_silent_while_the_application_blocks_the_event_loop(backen
             thread.join()
 
 
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_broker_that_receives_much_over_a_slow_network_is_not_silent(backend: str) -> None:
+    """It cannot answer a ping before it has read what was sent earlier."""
+    settings = Settings(heartbeat_s=0.1, heartbeat_timeout_s=1.0)
+
+    async def send(url: str) -> None:
+        async with escapement.connect(url, settings=settings) as broker:
+            link = broker._lines.first.link
+            assert link is not None
+            for number in range(1, 17):
+                link.send(wire.Admin(number, "topics.create", {"topic": b"x" * 500_000}))
+            await link.written()
+            assert link.error is None
+
+    received = 0
+
+    def read_slowly(listener: socket.socket) -> None:
+        nonlocal received
+        stream, _ = listener.accept()
+        broker = Connection("broker")
+        with stream:
+            broker.receive_data(stream.recv(65_536))
+            assert isinstance(next(iter(broker.events())), wire.Hello)
+            welcome = wire.Welcome(PROTOCOL_VERSION, "b", "0", {})
+            stream.sendall(b"".join(broker.send(welcome)))
+            while data := stream.recv(256 * 1024):
+                received += len(data)
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * 1024)
+        thread = threading.Thread(target=read_slowly, args=[listener])
+        thread.start()
+        began_s = monotonic()
+        try:
+            anyio.run(send, f"escapement://127.0.0.1:{listener.getsockname()[1]}", backend=backend)
+        finally:
+            thread.join()
+        assert monotonic() - began_s > 2 * settings.heartbeat_timeout_s
+        assert received > 16 * 500_000
+
+
 def answer_pings(listener: socket.socket) -> None:
     """Accept one client, welcome it, and answer its pings until it leaves."""
     stream, _ = listener.accept()
