@@ -117,10 +117,9 @@ class Way:
         server.ways.append(self)
 
     def end(self) -> None:
-        """Let all steps fail, because the process is killed, perhaps for the second time."""
-        if self.is_alive:
-            self.is_alive = self.is_reachable = False
-            self._server.ways.remove(self)
+        """Let all steps fail, because the process is killed."""
+        self.is_alive = self.is_reachable = False
+        self._server.ways.remove(self)
 
     def _before(self, step: str) -> None:
         """Fail before a step, or let time pass."""

@@ -192,6 +192,9 @@ class Host:
         Args:
           noticed: whether clients see at once that their connections are lost.
         """
+        if self._scope.cancel_called:  # another trouble is killing it
+            await self._ended.wait()
+            return
         self.disk.take_image(power_failure=power_failure)
         self.calls.kill()
         self.engine.cut()
@@ -206,13 +209,15 @@ class Host:
 
     async def stop(self) -> None:
         """Stop the process cleanly, as an operator does. It ends when its node has stopped."""
+        process = self.process
         if self.node is not None:
             self.node.stop()
         for _ in range(_STOP_LOOKS):
             if self.node is None:
                 break
             await trio.sleep(0.5)
-        await self.kill(power_failure=False, noticed=True)
+        if self.process is process:  # otherwise another trouble has killed it
+            await self.kill(power_failure=False, noticed=True)
 
     def lose(self) -> None:
         """Lose the machine while the process is down: the next start has an empty disk."""
