@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import random
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -83,6 +84,15 @@ class _Engine(MysqlEngine):
     def connect(self) -> MysqlConnection:
         wire = dial(self._address, self._address.database)
         return _Connection(wire, self.location, self._clock)
+
+    def kill(self, connection_ids: Sequence[int]) -> None:
+        """Kill connections, and wait until the server has freed their locks."""
+        super().kill(connection_ids)
+        ids = ", ".join(map(str, connection_ids))
+        left = f"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID IN ({ids})"
+        with contextlib.closing(self.connect()) as connection:
+            while connection_ids and connection.execute(left).rows:
+                time.sleep(0.001)
 
 
 class ApplicationServer:

@@ -618,7 +618,7 @@ async def test_pull_that_ends_late_returns_no_late_message_of_any_batch() -> Non
     """B15: the broker waits longer for messages that it delivers again."""
     async with Peer.running() as peer:
         async with (
-            connect(peer, anyio.current_time) as broker,
+            connect(peer, anyio.current_time, heartbeat_s=None) as broker,
             broker.consumer("t", "s", permits=0) as inbox,
             anyio.create_task_group() as tasks,
         ):
