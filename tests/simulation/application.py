@@ -64,7 +64,7 @@ class _Connection(MysqlConnection):
         self.execute(_NO_WAIT)
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
-        if "UTC_TIMESTAMP" in sql:
+        if "UTC_TIMESTAMP" in sql or "NOW()" in sql:
             self._wire.query(f"SET timestamp = {self._clock.now_ms() / 1000:.3f}")
         return super().execute(sql, params, into)
 
