@@ -152,7 +152,7 @@ def _is_unlisted(pusher: Pusher, at_s: float) -> bool:
 
 
 def _of_try(history: History, one: Try, timeout_ms: int) -> Iterator[str]:
-    """Yield a wrong end of a try, several posts, and what came of its message too early."""
+    """Yield a wrong end of a try, several posts of one, and messages that came too early."""
     if len(one.posts) > 1:
         yield f"push: {one.arrival} was posted {len(one.posts)} times in one attempt"
     if one.posts and one.end == RELEASE:
