@@ -151,7 +151,7 @@ class AckRelay(Relay):
             whose = row.topic, row.key.subscription_id
             together.setdefault(whose, []).append(row.key.offset)
         durable: list[trio.Event] = []
-        unknown = False  # True if some rows are of messages that the broker does not have
+        unknown = False  # True if the broker lacks messages of some rows
         for (topic_name, id), offsets in together.items():
             if (record := self._topics.subscription(topic_name, id)) is not None:
                 topic = self._topics.registry.activate(record.topic_id)
