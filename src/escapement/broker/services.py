@@ -725,8 +725,8 @@ class Services:
     async def _check_lease(self) -> None:
         """Raise ``LeaseLost`` unless all changes of tokens and grants were made here.
 
-        Without tokens the broker refuses no client. If another broker has taken the lease and created
-        some, this one ends when it learns that, and its connections end with it.
+        Without tokens the broker refuses no client. If another broker has taken the lease and
+        created some, this one ends when it learns that, and its connections end with it.
         """
         if not self.access.is_open:
             self._keeper.check()
