@@ -122,7 +122,8 @@ class Outbound:
         """Wait until a large answer may be queued."""
         while not self._has_room_for(FRAME_BYTES) and not self._is_over:
             self._bound.check()
-            await self._roomy.park()
+            if self._refused:  # the check has made no room
+                await self._roomy.park()
 
     @asynccontextmanager
     async def large_answer(self) -> AsyncIterator[None]:
@@ -303,7 +304,8 @@ class Outbound:
     async def _accepts_more(self) -> None:
         """Wait until the peer accepts more; cut it off if it is too slow while others wait."""
         while True:
-            with trio.move_on_after(STALL_S):
+            late_in_s = self._fast_pace.late_in_s
+            with trio.move_on_after(late_in_s if late_in_s > 0 else STALL_S):
                 await self._transport.wait_send_all_might_not_block()
                 return
             self._check_pace()
@@ -348,7 +350,12 @@ class _Pace:
     @property
     def is_late(self) -> bool:
         """Whether it has not accepted that many for ``STALL_S``."""
-        return trio.current_time() - self.since_s >= STALL_S
+        return self.late_in_s <= 0
+
+    @property
+    def late_in_s(self) -> float:
+        """The time until it is late if it accepts nothing more."""
+        return self.since_s + STALL_S - trio.current_time()
 
 
 def _memory_of(frames: list[Buffer]) -> int:

@@ -95,7 +95,9 @@ async def test_large_answer_of_a_connection_that_queues_nothing_does_not_wait() 
     assert bound.queued_bytes == 0
 
 
-@pytest.mark.parametrize(("each_second", "too_slow"), [(0, True), (65_536, True), (262_144, False)])
+@pytest.mark.parametrize(
+    ("each_second", "too_slow"), [(0, True), (65_536, True), (200_000, True), (262_144, False)]
+)
 @pytest.mark.parametrize("waits", [False, True])
 async def test_peer_that_holds_up_an_answer_is_cut_off_if_it_is_slow(
     each_second: int, too_slow: bool, waits: bool, autojump_clock: trio.testing.MockClock
@@ -106,10 +108,28 @@ async def test_peer_that_holds_up_an_answer_is_cut_off_if_it_is_slow(
         bound.change(0, FRAME_BYTES // 2)
         if waits:
             nursery.start_soon(outbound(bound, []).room)
-        await trio.sleep(7)
+        await trio.sleep(5.1)
         bound.change(FRAME_BYTES // 2, 0)
         nursery.cancel_scope.cancel()
     assert calls == (["cut off"] if waits and too_slow else [])
+
+
+async def test_answer_takes_the_room_that_it_makes_itself(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Invariant 9: it finds no room, and a peer that has been slow before is cut off for it."""
+    bound = OutputBound(FRAME_BYTES)
+    bound.change(0, FRAME_BYTES // 2)
+    answer = outbound(bound, [])
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            async with slow_reader(bound, 0) as calls:
+                await trio.sleep(7)
+                assert calls == []
+                nursery.start_soon(answer.room)
+                await trio.sleep(1)
+    assert calls == ["cut off"]
+    bound.change(FRAME_BYTES // 2, 0)
 
 
 @pytest.mark.parametrize(("each_second", "too_slow"), [(0, True), (4096, True), (65_536, False)])
@@ -128,7 +148,7 @@ async def test_peer_that_reads_too_slowly_is_cut_off_while_others_wait(
 async def slow_reader(
     bound: OutputBound, each_second: int, *, others_wait: bool = False
 ) -> AsyncIterator[list[str]]:
-    """Run an output with 2 MiB for a peer that reads some bytes each second.
+    """Run an output with 2 MiB for a peer that reads each 1.5 s, so many bytes in a second.
 
     Yield a list that notes when the peer is cut off.
     """
@@ -141,8 +161,8 @@ async def slow_reader(
 
     async def read() -> None:
         while True:
-            await trio.sleep(1)
-            left_bytes = each_second
+            await trio.sleep(1.5)
+            left_bytes = each_second * 3 // 2
             while left_bytes:
                 left_bytes -= len(await theirs.recv(left_bytes))
 
