@@ -13,6 +13,7 @@ import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol.events import Event, Response
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
@@ -42,6 +43,7 @@ class _Connection(TCPServer):
         protocol = self.protocol.protocol
         if isinstance(protocol, H11Protocol):
             _refuse_upgrade(protocol)
+            _announce_close(protocol)
         await super()._read_data()
         self._is_over = True
         await self.idle_task.stop()
@@ -68,6 +70,22 @@ def _refuse_upgrade(protocol: H11Protocol) -> None:
             await check(request)
 
     setattr(protocol, "_check_protocol", check_beginning)  # noqa: B010
+
+
+def _announce_close(protocol: H11Protocol) -> None:
+    """Send ``Connection: close`` with an answer that begins before the end of its request.
+
+    Hypercorn closes the connection after such an answer. A client that does not know it would send
+    its next request on this connection, and get no answer.
+    """
+    send = protocol.stream_send
+
+    async def send_event(event: Event) -> None:
+        if isinstance(event, Response) and protocol.connection.their_state is h11.SEND_BODY:
+            event.headers.append((b"connection", b"close"))
+        await send(event)
+
+    setattr(protocol, "stream_send", send_event)  # noqa: B010
 
 
 class Connections:

@@ -135,6 +135,30 @@ async def test_invalid_request_ends_no_other_connection(sent: bytes) -> None:
                 assert http._transport._pool.connections == [kept]  # type: ignore[attr-defined]
 
 
+async def test_answer_before_the_end_of_a_request_announces_that_the_connection_closes() -> None:
+    """B15: a client that does not know it would lose its next request."""
+    whole = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    half = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 4\r\n\r\nbo".encode()
+    with trio.fail_after(PATIENCE_S):
+        async with serving(Large()) as (port, _, _):
+            async with await trio.open_tcp_stream(HOST, port) as stream:
+                await stream.send_all(whole)
+                assert b"connection: close" not in await answer_on(stream)
+                await stream.send_all(half)
+                assert b"connection: close" in await answer_on(stream)
+                assert await stream.receive_some() == b""
+
+
+async def answer_on(stream: trio.SocketStream) -> bytes:
+    """Return the head and the body of an answer with the small page."""
+    got = b""
+    while not got.endswith(b"small"):
+        part = await stream.receive_some()
+        assert part, got
+        got += part
+    return got
+
+
 @pytest.mark.parametrize(
     "sent",
     [
