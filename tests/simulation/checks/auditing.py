@@ -46,6 +46,7 @@ class AuditCheck:
 
     def begin(self, action: Action) -> Action:
         """Note that a request is about to be sent."""
+        assert action.reason not in self.actions
         self.actions[action.reason] = action
         return action
 

@@ -6,6 +6,7 @@ The first token takes effect for all clients of the run: those without a token o
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from typing import Any, ClassVar, Final
 
 import trio
@@ -63,6 +64,7 @@ class Guarding(Feature):
                 self.check.grants[role, pattern] = [Granted(from_ms=0)]
         self.strangers: list[TokenLife] = []
         self._clients = 0
+        self._numbers: Final = count()  # of the reasons of requests
 
     async def begin(self) -> None:
         """Create the first token, and the namespace with it."""
@@ -231,7 +233,7 @@ class Guarding(Feature):
 
     def action(self, role: str, verb: str, object: str, arguments: dict[str, Any]) -> Action:
         """Return a request with a reason of its own."""
-        reason = f"{_REASONS}{len(self.check.audit.actions)}"
+        reason = f"{_REASONS}{next(self._numbers)}"
         return Action(reason, role, verb, object, arguments, self._history.now_ms())
 
     # -- looks -----------------------------------------------------------------------
