@@ -266,7 +266,8 @@ async def test_a_stop_does_not_wait_for_a_database_that_hangs(
             await trio.to_thread.run_sync(broker.start)
             async with client.consumer("t", "s") as inbox:
                 found = [await inbox.receive(), await inbox.receive()]
-            assert [message.value for message in found] == [b"confirmed", b"under way"]
+            # The client may repeat the second publish while the first message is read from disk.
+            assert {message.value for message in found} == {b"confirmed", b"under way"}
 
 
 async def test_read_only_database_is_noticed_without_writes(

@@ -130,8 +130,9 @@ class PullConsumers:
         return puller
 
     async def _close_if(self, is_over: Callable[[_Puller], bool]) -> None:
-        for puller in [puller for puller in self._pullers if is_over(puller)]:
-            await self._close(puller)
+        for puller in list(self._pullers):
+            if is_over(puller):  # not if a request uses it by now
+                await self._close(puller)
 
     async def _close(self, puller: _Puller) -> None:
         if puller in self._pullers:

@@ -83,6 +83,7 @@ async def until_stored(peer: Peer) -> None:
 def test_broker_is_not_silent_while_the_application_blocks_the_event_loop(backend: str) -> None:
     """Its answer to the ping waits in the socket, and counts although it is read late."""
     settings = Settings(heartbeat_s=0.05, heartbeat_timeout_s=0.2)
+    blocks, answered = threading.Event(), threading.Event()
 
     async def block(url: str) -> None:
         async with escapement.connect(url, settings=settings) as broker:
@@ -92,16 +93,21 @@ def test_broker_is_not_silent_while_the_application_blocks_the_event_loop(backen
                 ping = link._ping
                 while link._ping == ping and link.error is None:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
+                await link.written()
                 assert link.error is None
+                blocks.set()
                 time.sleep(0.3)  # noqa: ASYNC251
+                assert answered.wait(60)
+                answered.clear()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(60)
-        thread = threading.Thread(target=answer_pings, args=[listener])
+        thread = threading.Thread(target=answer_pings, args=[listener, blocks, answered])
         thread.start()
         try:
             anyio.run(block, f"escapement://127.0.0.1:{listener.getsockname()[1]}", backend=backend)
         finally:
+            blocks.set()
             thread.join()
 
 
@@ -148,8 +154,10 @@ def test_broker_that_receives_much_over_a_slow_network_is_not_silent(backend: st
         assert received > 16 * 500_000
 
 
-def answer_pings(listener: socket.socket) -> None:
-    """Accept one client, welcome it, and answer its pings until it leaves."""
+def answer_pings(
+    listener: socket.socket, blocks: threading.Event, answered: threading.Event
+) -> None:
+    """Accept one client, and answer each ping while its event loop is blocked, until it leaves."""
     stream, _ = listener.accept()
     broker = Connection("broker")
     with stream:
@@ -161,8 +169,11 @@ def answer_pings(listener: socket.socket) -> None:
                     case wire.Hello():
                         answer = wire.Welcome(PROTOCOL_VERSION, "b", "0", {})
                     case wire.Ping():
-                        time.sleep(0.05)  # until the client blocks its event loop
+                        assert blocks.wait(60)
+                        blocks.clear()
                         answer = wire.Pong(command.token)
                     case _:
                         return
                 stream.sendall(b"".join(broker.send(answer)))
+                if isinstance(command, wire.Ping):
+                    answered.set()
