@@ -710,6 +710,7 @@ class Services:
             topic.rewind(now_ms)
             self._look_at(topic)
         self._backlogs.rewind()
+        self.scheduler.rewind()
 
     def _subscribed(self, topic: Topic) -> None:
         self._progress.touched.add(topic.id)  # the next checkpoint counts what it has to deliver

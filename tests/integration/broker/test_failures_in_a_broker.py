@@ -23,6 +23,7 @@ from escapement.broker.subscription.delivery.consumer import Outlet
 from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
 from escapement.position import LATEST
+from escapement.storage.catalog.catalog import Kind
 from escapement.testing import World, arrived
 from support.database.outages import Outage
 from support.faults.held_calls import Held
@@ -224,6 +225,26 @@ async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_th
         assert durable.answer == 0, "message 0 was acknowledged before"
         assert flushed.error is None
         await inbox.flush_acks()
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+async def test_subscription_that_could_not_read_the_log_reads_it_after_the_outage(
+    mock_clock: MockClock, kind: Kind
+) -> None:
+    """Invariant 4, Q8: nothing is published or acknowledged, so no lane notices the outage."""
+    outage = Outage()
+    async with testing.start(config=PATIENT, engine=outage.engine) as world:
+        async with connect(world) as broker:
+            await broker.admin("subscriptions.create", topic="t", subscription="s", kind=kind)
+            await (await broker.producer("t")).send(b"m")
+            outage.unreachable()
+            async with broker.consumer("t", "s", kind=kind) as inbox:
+                await a_while(world, 5)
+                assert await arrived(inbox) == []
+                outage.over()
+                await a_while(world, 2)
+                assert await values(inbox) == [b"m"]
+                await inbox.flush_acks()
 
 
 async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recovery_goes_on(

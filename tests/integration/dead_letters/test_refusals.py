@@ -178,6 +178,32 @@ async def test_dead_messages_wait_for_their_topic_without_automatic_topic_creati
         assert (await broker.admin("broker.stats"))["dead_letters_waiting"] == []
 
 
+@pytest.mark.parametrize("replaced", ["sought", "deleted"])
+async def test_messages_that_die_again_during_a_back_off_are_dead_lettered(
+    replaced: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1: the back-off began before the subscription was sought, or deleted and created again."""
+    config = replace(CALM, auto_create_topics=False)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        policy = {"max_deliveries": 1}
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("subscriptions.create", **NAMES, policy=policy)
+        for _ in range(3):
+            await fail_one_message(world, broker)
+        if replaced == "sought":
+            await broker.admin("subscriptions.seek", **NAMES, position="latest")
+        else:
+            await broker.admin("subscriptions.delete", **NAMES)
+            await broker.admin("subscriptions.create", **NAMES, policy=policy)
+        await fail_one_message(world, broker)
+        await broker.admin("topics.create", topic="t/n/x-s-DLQ")
+        for _ in range(120):
+            await world.clock.advance(seconds=1)
+        assert len(await broker.admin("dlq.list", **NAMES, count=9)) == 1
+        (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
+        assert row["dead_waiting"] == 0
+
+
 async def test_dead_letters_subscription_must_be_shared(mock_clock: trio.testing.MockClock) -> None:
     """V1: ``dlq`` searches by due time, which the log order of other kinds does not have."""
     async with testing.start(config=CALM) as world, world.connect() as broker:

@@ -476,6 +476,23 @@ async def test_a_clock_set_back_repeats_no_occurrence(mock_clock: trio.testing.M
         assert await watch.look() == [START_MS + 4 * HOUR_MS]
 
 
+async def test_new_schedule_publishes_in_time_after_the_clock_was_set_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """It does not wait for the end of a rest that the clock of before has set."""
+    async with watched() as (world, watch):
+        await create(world, every="1h")
+        await world.clock.advance(hours=3)
+        assert len(await watch.look()) == 3
+        world.clock.set_back(2 * HOUR_MS)
+        await world.clock.advance(minutes=30)
+        async with world.connect() as broker:
+            await broker.schedules.create("soon", "beats", b"tick", every="1m")
+        await world.clock.advance(minutes=2)
+        half = START_MS + HOUR_MS + 30 * MINUTE_MS
+        assert await watch.look() == [half + MINUTE_MS, half + 2 * MINUTE_MS]
+
+
 async def test_clock_that_jumps_ahead_follows_the_missed_policy(
     mock_clock: trio.testing.MockClock,
 ) -> None:

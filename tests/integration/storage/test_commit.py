@@ -443,6 +443,22 @@ async def test_error_in_on_commit_ends_the_pipeline(engine: Engine) -> None:
             await house.topic("t")
 
 
+async def test_error_in_on_commit_leaves_no_change_without_its_outcome(engine: Engine) -> None:
+    """A change of the catalog waits for it, shielded. Otherwise the broker would never end."""
+    values: list[int] = []
+
+    def mistake(group: Group) -> None:
+        raise Crash
+
+    with ends_with(Crash):
+        async with committing(engine) as house:
+            house.on_group = mistake
+            with trio.move_on_after(2, shield=True):
+                values.append(await house.pipeline.transact(lambda connection: 7))
+            await trio.sleep_forever()
+    assert values == [7]
+
+
 async def test_state_is_up_from_the_start(engine: Engine) -> None:
     async with committing(engine, max_lanes=3) as house:
         assert house.pipeline.state is State.UP

@@ -1,6 +1,6 @@
 """The pump, which reads due messages and sends them to consumers.
 
-Its tasks do three things:
+Its tasks do four things:
 
 - *Workers* read the next *window* of keys from a topic's index into its timing wheel, and send the
   ready messages of subscriptions. They take turns over the topics and subscriptions that were
@@ -9,6 +9,8 @@ Its tasks do three things:
 - *Readers* read the *backlogs* of subscriptions that are behind, which are due messages in the
   index, make them ready, and wake these subscriptions.
 - The *collector* sends messages whose back-off is over.
+- The *retrier* wakes subscriptions that could not read the log, when it can be read again. The
+  commit lanes may have noticed nothing, because they had nothing to write.
 
 The ready messages that a subscription assigns to one consumer at a time are a *run*.
 :mod:`~escapement.broker.delivery.sender` sends it in one or more frames.
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -50,6 +53,8 @@ WORKERS: Final = 4
 # Messages that a subscription does not deliver in the order of the index are in many of its blocks,
 # and each run reads its blocks again. So such a run has up to this many frames.
 _SCATTERED_FRAMES: Final = 4
+# The pause before the log is read again that could not be read.
+_RETRY_S: Final = 1.0
 
 
 # A woken subscription; None: a woken topic, which wants a window.
@@ -108,6 +113,9 @@ class Pump:
         self._no_reads = trio.lowlevel.ParkingLot()  # readers that found nothing to do
         self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
+        # Subscriptions that could not read the log.
+        self._unread: dict[tuple[Topic, Subscription], None] = {}
+        self._no_unread = trio.lowlevel.ParkingLot()  # the retrier, if there are none
         self._stager = Stager(index, limits, run)
         self._sender = Sender(index, clock, limits, run, log, may_send, sent, hasten)
 
@@ -130,13 +138,14 @@ class Pump:
             self._resting.unpark()
 
     async def run(self) -> None:
-        """Run the workers, the readers and the collector forever."""
+        """Run the workers, the readers, the collector and the retrier forever."""
         async with trio.open_nursery() as nursery:
             for _ in range(self._workers):
                 nursery.start_soon(self._worker)
             for _ in range(WORKERS):
                 nursery.start_soon(self._reader)
             nursery.start_soon(self._collector)
+            nursery.start_soon(self._retrier)
 
     async def _worker(self) -> None:
         # A worker that rests must not refer to a topic, or the topic could not become passive.
@@ -183,6 +192,24 @@ class Pump:
         del self._aside[work]
         self._add(work)
 
+    async def _retrier(self) -> None:
+        """Wake subscriptions that could not read the log, when it can be read again.
+
+        This is a task of its own, because a database that does not answer must not hold up workers.
+        """
+        while True:
+            while not self._unread:
+                await self._no_unread.park()
+            await trio.sleep(_RETRY_S)
+            with suppress(StorageUnavailable):
+                await self._log.first_offset(next(iter(self._unread))[0].id, 0)
+                while self._unread:
+                    self._add(self._unread.popitem()[0])
+
+    def _could_not_read(self, topic: Topic, subscription: Subscription) -> None:
+        self._unread[topic, subscription] = None
+        self._no_unread.unpark()
+
     # -- windows -------------------------------------------------------------------
 
     async def _serve_topic(self, topic: Topic) -> None:
@@ -204,7 +231,7 @@ class Pump:
         while self._may_dispatch():
             progress = False
             if subscription.keep_most is not None and not await self._drop(topic, subscription):
-                break  # woken again when the database is back, or when the read in progress ends
+                break  # woken again when the log can be read, or when the read in progress ends
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
                 if subscription.keeps_order:
@@ -220,7 +247,8 @@ class Pump:
                 try:
                     progress = await self._read_log(topic, subscription)
                 except StorageUnavailable:
-                    break  # the broker wakes every topic when the database is back
+                    self._could_not_read(topic, subscription)
+                    break
             frames = _SCATTERED_FRAMES if subscription.scatters else 1
             room_bytes = self._frame_bytes(frames * len(subscription.consumers))
             frame_messages = frames * topic.sizes.frame_messages(
@@ -305,6 +333,7 @@ class Pump:
         try:
             await self._drop_oldest.drop(topic, subscription)
         except StorageUnavailable:
+            self._could_not_read(topic, subscription)
             return False
         finally:
             self._dropping.remove(subscription)

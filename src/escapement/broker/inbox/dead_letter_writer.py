@@ -96,7 +96,10 @@ class DeadLetterWriter:
         self._run = run
         self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
         self._work = trio.Event()
-        self._refusals = Refusals()  # by topic and subscription
+        # By the names of topic and subscription. A name in back-off may have several subscriptions:
+        # one that was deleted, or sought, and its successor.
+        self._refusals = Refusals()
+        self._resting: dict[str, dict[tuple[Topic, Subscription], None]] = {}
 
     def take(self, topic: Topic, subscription: Subscription) -> None:
         """Queue a subscription that has dead messages."""
@@ -112,13 +115,14 @@ class DeadLetterWriter:
         """Write dead letters forever, one step of each subscription in turn."""
         async with trio.open_nursery() as nursery:
             while True:
-                if not self._waiting:
+                while not self._waiting:
                     self._work = trio.Event()
                     await self._work.wait()
                 (topic, subscription), _ = self._waiting.popitem(last=False)
                 whom = f"{topic.name.full} {subscription.record.name}"
                 if trio.current_time() < self._refusals.until_s(whom):
-                    continue  # ``_later`` queues it again
+                    self._rest(whom, topic, subscription)
+                    continue
                 try:
                     await self._step(topic, subscription)
                 except (StorageUnavailable, TransactionAborted, ShuttingDown):
@@ -135,15 +139,21 @@ class DeadLetterWriter:
                             topic=topic.name.full,
                             subscription=subscription.record.name,
                         )
-                    nursery.start_soon(self._later, topic, subscription, whom)
+                    self._rest(whom, topic, subscription)
+                    nursery.start_soon(self._later, whom)
                     continue
                 self._refusals.over(whom)
                 if subscription.dead:
                     self._waiting[topic, subscription] = None
 
-    async def _later(self, topic: Topic, subscription: Subscription, whom: str) -> None:
+    def _rest(self, whom: str, topic: Topic, subscription: Subscription) -> None:
+        """Keep a subscription until the end of the back-off, when ``_later`` queues it again."""
+        self._resting.setdefault(whom, {})[topic, subscription] = None
+
+    async def _later(self, whom: str) -> None:
         await trio.sleep_until(self._refusals.until_s(whom))
-        self.take(topic, subscription)
+        for topic, subscription in self._resting.pop(whom, {}):
+            self.take(topic, subscription)
 
     async def _step(self, topic: Topic, subscription: Subscription) -> None:
         if self._gone(subscription):

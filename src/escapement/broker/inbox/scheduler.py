@@ -395,6 +395,11 @@ class Scheduler:
         """Wake the task to take a turn, because a schedule is due."""
         self._due.set()
 
+    def rewind(self) -> None:
+        """Plan the next turn by the wall clock, which was set back."""
+        self._rest_until_ms = 0
+        self._tell()
+
     def stop(self) -> None:
         """Start no further turn, because the broker stops."""
         self._stopping = True

@@ -33,7 +33,7 @@ class Shown:
         self.connections: Callable[[Broker], int] = lambda broker: 0
         self._brokers: dict[int, Broker] = {}  # by bundle
         self._uses: dict[trio.CancelScope, Broker] = {}
-        self._use_ended = trio.Event()
+        self._use_ended = trio.lowlevel.ParkingLot()  # brokers whose last requests still run
 
     @property
     def brokers(self) -> list[Broker]:
@@ -52,8 +52,7 @@ class Shown:
             if used is broker:
                 scope.cancel()
         while broker in self._uses.values():
-            self._use_ended = trio.Event()
-            await self._use_ended.wait()
+            await self._use_ended.park()
 
     def broker_of(self, bundle_id: int | None) -> Broker | None:
         """Return the broker of a bundle; None if this process does not own it."""
@@ -128,7 +127,7 @@ class Shown:
                 yield broker
             finally:
                 del self._uses[scope]
-                self._use_ended.set()
+                self._use_ended.unpark_all()
         if scope.cancelled_caught:
             raise ShuttingDown("the broker is stopping")
 

@@ -332,9 +332,11 @@ class Lane:
         self._log.wrote(group.log_bytes)
         self._set_state(State.UP)
         self._on_took(trio.current_time() - self._last_start_s)
-        self._on_commit(group)
-        for statement in group.statements:
-            statement.settle()
+        try:
+            self._on_commit(group)
+        finally:  # even if the lane ends now: nobody else would tell the submitters
+            for statement in group.statements:
+                statement.settle()
         self._on_change()
 
     def _give_back(self, group: Group, error: StorageUnavailable) -> None:
