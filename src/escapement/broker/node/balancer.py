@@ -9,8 +9,9 @@ A node
 
 1. takes a free bundle whose home it is, at once;
 2. takes any other free bundle if that stays free for two renewals, because its home may be ill;
-3. releases a bundle whose home is another node, but only one at a time, and only if the same nodes
-   have lived for ``STABLE_MS``. So a node that restarts often moves nothing.
+3. releases a bundle whose home is another node, but only one at a time: the next one when another
+   node has taken it. And only if the same nodes have lived for ``STABLE_MS``. So a node that
+   restarts often moves nothing, and a home that is ill delays one bundle of each node at a time.
 
 An operator may *pin* a bundle to a node. While that node lives, it is the home of the bundle, and
 the owner releases the bundle without waiting for ``STABLE_MS``.
@@ -105,6 +106,7 @@ class Balancer:
         self._nodes: Mapping[str, bool] = {}
         self._stable_since_ms = 0
         self._free_since_ms: dict[int, int] = {}
+        self._given: int | None = None  # the last bundle that was released for balance
         # The home of each bundle that this node took in its place, and when. One entry per bundle.
         self._stood_in: dict[int, tuple[str | None, int]] = {}
 
@@ -149,7 +151,11 @@ class Balancer:
         if pinned:
             return pinned[:room]
         is_stable = seen.at_ms - self._stable_since_ms >= STABLE_MS
-        return others[:1] if is_stable and not seen.moving and not takes else []
+        is_moving = bool(seen.moving) or takes or self._given in seen.free
+        if not others or is_moving or not is_stable:
+            return []
+        self._given = others[0]
+        return others[:1]
 
     def _stands_in(self, bundle_id: int, home: str | None, now_ms: int) -> bool:
         """Return whether this node took a bundle not long ago because its home did not."""

@@ -163,7 +163,12 @@ def test_one_bundle_at_a_time_moves_for_balance_and_only_among_stable_nodes() ->
     assert balancer.decide(stable) == Decision(release=(others[0],))
     moving = Situation(STABLE_MS + 1, nodes, none, every, frozenset(others[:1]))
     assert balancer.decide(moving) == Decision()
-    joined = Situation(STABLE_MS + 2, nodes | {"c": False}, none, every, none)
+    given = frozenset(others[:1])
+    free = Situation(STABLE_MS + 2, nodes, given, every - given, none)
+    assert balancer.decide(free) == Decision(), "its home has not taken it yet"
+    taken = Situation(STABLE_MS + 3, nodes, none, every - given, none)
+    assert balancer.decide(taken) == Decision(release=(others[1],))
+    joined = Situation(STABLE_MS + 4, nodes | {"c": False}, none, every - given, none)
     assert balancer.decide(joined) == Decision(), "the nodes have just changed"
 
 
