@@ -430,7 +430,8 @@ def _refuse_taken(engine: Engine, connection: Connection, identity: Identity, ad
         raise AddressTaken(
             f"broker {name!r} ({owner_id}) has the address {address}"
             f" {until(expires_at_ms, left_ms)}. Clients could not tell the two brokers apart. Give"
-            " each broker an address of its own with --advertise"
+            " each broker an address of its own with --advertise. If that broker has ended, and"
+            " this one replaces it with a new data directory, start it again after that time"
         )
 
 
