@@ -162,6 +162,8 @@ async def test_clocks_an_hour_apart_change_no_owner_and_repeat_no_finished_messa
         second.start()
         await trio.sleep(2 * LIMITS["lease_ms"] / 1000)
         assert not second.lines(OWNS), "a clock that is ahead took a valid lease"
+        assert second.lines("s ahead of that of the database")
+        assert not first.lines("that of the database")
         first.kill()
         await until(lambda: bool(second.lines(OWNS)))
     async with escapement.connect(second.url, settings=PATIENT) as client:

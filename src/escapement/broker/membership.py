@@ -25,6 +25,7 @@ from typing import Final
 
 import trio
 
+from escapement.broker.clock_difference import ClockDifference
 from escapement.broker.load import Load
 from escapement.clock import Clock
 from escapement.errors import LeaseLost, StorageReadOnly, StorageUnavailable
@@ -107,6 +108,7 @@ class Membership:
         self._draining = False
         self._watches: list[Watch] = []
         self._load = Load(clock.lease_ms())
+        self._clock_difference = ClockDifference()
         self._counted = 0  # the messages of brokers that have ended
         self._connection = KeptConnection(engine)
         self._hurry = trio.Event()
@@ -314,7 +316,10 @@ class Membership:
                 load_per_s=load_per_s,
             )
             self._noted = noted
-            return renewal
+        # SQLite has the clock of this machine, and tests with virtual time use SQLite.
+        if self._engine.is_shared and renewal.database_ms is not None:
+            self._clock_difference.look(noted[0], renewal.database_ms, self._clock.now_ms())
+        return renewal
 
 
 def _is_kept(watch: Watch, renewal: Renewal) -> bool:

@@ -113,8 +113,15 @@ async def serve(
             at = f"{host}:{port}"
 
             def ready() -> None:
+                told = "" if address == at else f"; clients are told {address}"
                 _log.info(
-                    "broker.ready", "ready on %s", at, address=at, version=version("escapement")
+                    "broker.ready",
+                    "ready on %s%s",
+                    at,
+                    told,
+                    address=at,
+                    advertised=address,
+                    version=version("escapement"),
                 )
                 on_ready(at)
 

@@ -97,6 +97,7 @@ class Renewal(NamedTuple):
 
     deadline_ms: int  # when the row expires, by ``Clock.lease_ms``
     leases: dict[int, tuple[int, str]]  # the epoch and the name of the owner, for each bundle
+    database_ms: int | None  # the clock of the database; None if it has no bundle
 
 
 class MemberRow(NamedTuple):
@@ -182,9 +183,13 @@ def renew(
     with transaction(connection):
         _update(engine, connection, member, changes, values)
         # Read only when the row is locked: see the docstring of the module.
-        found = connection.execute("SELECT bundle_id, epoch, owner_name FROM leases").rows
+        found = connection.execute(
+            f"SELECT bundle_id, epoch, owner_name, {engine.dialect.now_ms} FROM leases"
+        ).rows
     return Renewal(
-        sent_at_ms + member.duration_ms, {bundle: (epoch, name) for bundle, epoch, name in found}
+        sent_at_ms + member.duration_ms,
+        {bundle: (epoch, name) for bundle, epoch, name, _ in found},
+        found[0][3] if found else None,
     )
 
 
@@ -425,7 +430,8 @@ def _refuse_taken(engine: Engine, connection: Connection, identity: Identity, ad
         raise AddressTaken(
             f"broker {name!r} ({owner_id}) has the address {address}"
             f" {until(expires_at_ms, left_ms)}. Clients could not tell the two brokers apart. Give"
-            " each broker an address of its own with --advertise"
+            " each broker an address of its own with --advertise. If that broker has ended, and"
+            " this one replaces it with a new data directory, start it again after that time"
         )
 
 

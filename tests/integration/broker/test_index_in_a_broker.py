@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import trio
+import trio.testing
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
@@ -150,6 +151,28 @@ async def test_loading_a_partition_reads_a_bounded_number_of_files(
             assert world.server.index.segment_count <= world.server.index.limits.max_segments
             await world.clock.advance(minutes=6)
             assert len(await arrived(inbox)) == 2 * most
+
+
+async def test_merge_that_the_end_of_the_broker_gives_up_is_not_logged_as_failed(
+    mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O6: for example when the lease is lost. The warning asks whether the disk is full."""
+    held = Held()
+    async with testing.start(config=PATIENT, run=held) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer(TOPIC)
+            with held.hold("Compaction.run"):
+                for _ in range(8):
+                    await producer.send_many([b"m"] * 10, delay=timedelta(hours=1))
+                    await world.checkpoint()
+                assert (await broker.cancel(range(40), topic=TOPIC)).done.all()
+                await world.clock.advance(seconds=6)  # a round of compaction
+                await held.reached()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(world.crash)
+                    await trio.testing.wait_all_tasks_blocked()
+                    held.release()
+    assert not [one for one in caplog.records if getattr(one, "event", "") == "index.merge_failed"]
 
 
 async def test_merges_wait_while_memory_fills(mock_clock: trio.testing.MockClock) -> None:

@@ -230,3 +230,20 @@ async def test_renewal_stores_the_messages_per_second_of_all_brokers_since_the_o
     membership.register()
     assert await load_after(0) == 0
     membership.close()
+
+
+async def test_renewal_warns_of_a_clock_that_differs_from_that_of_a_shared_database(
+    autojump_clock: trio.testing.MockClock, outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B8: otherwise a bundle that moves to another machine would silently be early or late."""
+    membership = Membership(outage.database, NODE, VirtualClock(1_000_000), inline, LEASE_MS)
+    membership.register()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(membership.run)
+        await trio.sleep(LEASE_MS / 1000)
+        nursery.cancel_scope.cancel()
+    membership.close()
+    told = [one for one in caplog.records if getattr(one, "event", "") == "node.clock_differs"]
+    # SQLite has the clock of this machine.
+    assert len(told) == (1 if outage.database.is_shared else 0)
+    assert all("behind that of the database" in one.getMessage() for one in told)

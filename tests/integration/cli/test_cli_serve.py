@@ -363,6 +363,7 @@ def test_a_broker_is_named_by_its_address_for_clients(
         (node,) = json.loads(capsys.readouterr().out)["nodes"]
         assert (node["name"], node["address"]) == ("b.example:7650", "b.example:7650")
         assert served.end(signal.SIGTERM) == 0
+    assert "; clients are told b.example:7650" in served.complaints
 
 
 def test_advertised_host_without_a_port_has_the_port_of_listen(

@@ -360,8 +360,11 @@ def test_address_of_another_live_process_is_refused(
 ) -> None:
     """B8: the error names the process. Its own later incarnations, and others, may have it."""
     one = members.register(engine, ONE, HOUR_MS, clock, "a:7650")
-    with pytest.raises(AddressTaken, match=r"'one' \(id-1\) has the address a:7650 until"):
+    with pytest.raises(
+        AddressTaken, match=r"'one' \(id-1\) has the address a:7650 until"
+    ) as refused:
         members.register(engine, TWO, HOUR_MS, clock, "a:7650")
+    assert "new data directory, start it again after that time" in str(refused.value)
     members.register(engine, TWO, HOUR_MS, clock, "b:7650")
     again = members.register(engine, ONE, HOUR_MS, clock, "a:7650")
     assert again.incarnation != one.incarnation

@@ -83,6 +83,8 @@ class Compactor:
             except IndexDamaged:
                 raise
             except StorageError as error:
+                # A merge also fails because it is given up when this task is cancelled.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 _log.warning(
                     "index.merge_failed", "cannot merge index segments; retrying later: %s", error
                 )
