@@ -268,6 +268,8 @@ class Membership:
         self.member.deadline_ms = renewal.deadline_ms
         self._warned, self.outage = "", None
         kept = [watch for watch in watches if _is_kept(watch, renewal)]
+        # The new deadline is also that of the leases that were taken during the renewal.
+        kept += [watch for watch in self._watches if watch not in watches]
         if not was_held and (kept or not watches):
             _log.warning(
                 "lease.renewed_late",

@@ -498,6 +498,7 @@ class Services:
             self.activation.subscriptions,
             clock,
             run,
+            self._freed,
         )
         self.dead_letters = DeadLetters(
             self.registry,
@@ -507,6 +508,7 @@ class Services:
             self._runners.looks,
             OriginalTopics(self.registry, self.pipeline.transact),
             self.publishing.check_times_in,
+            self._wake_subscription,
         )
         self.push_targets = PushTargets(
             self.registry,
@@ -667,6 +669,10 @@ class Services:
             self.tables.wake(topic, subscription)
         else:
             self.pump.wake_subscription(topic, subscription)
+
+    def _freed(self, topic: Topic, subscription: Subscription) -> None:
+        self._wake_subscription(topic, subscription)
+        self.hasten(topic, subscription)
 
     def _check_acks(self, topic: Topic, count: int) -> None:
         if topic.is_table:

@@ -29,6 +29,7 @@ from escapement.storage.lease import Identity
 from escapement.storage.ownership import look_at_all
 from escapement.testing.clock import VirtualClock
 from support.database.outages import Outage
+from support.faults.held_calls import Held
 
 BUNDLES: Final = 3
 LEASE_MS: Final = 10_000
@@ -119,6 +120,38 @@ async def test_only_the_broker_whose_bundle_was_taken_ends(
         with closing(outage.database.connect()) as connection:
             _, bundles = look_at_all(outage.database, connection)
         assert [bundles[n].free for n in range(BUNDLES)] == [True, False, True]
+
+
+async def test_late_renewal_wakes_a_broker_that_started_meanwhile(
+    autojump_clock: trio.testing.MockClock, outage: Outage
+) -> None:
+    """Invariant 4: the lease expired while the renewal waited, so the broker delivers nothing."""
+    held, told, clock = Held(), list[int](), VirtualClock(1_000_000)
+    membership = Membership(outage.engine, NODE, clock, held, LEASE_MS)
+
+    def watch(bundle_id: int) -> None:
+        LeaseKeeper(
+            membership,
+            membership.take(bundle_id),
+            partial(told.append, bundle_id),
+            lambda error: None,
+            lambda: 0,
+        )
+
+    membership.register()
+    watch(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(membership.run)
+        with held.hold("Membership._renew"):
+            await held.reached()
+            watch(1)
+            await trio.sleep(LEASE_MS / 1000)
+            assert not membership.held
+        await trio.testing.wait_all_tasks_blocked()
+        assert membership.held
+        assert sorted(told) == [0, 1]
+        nursery.cancel_scope.cancel()
+    membership.close()
 
 
 async def test_bundle_is_handed_over_while_the_process_lives(

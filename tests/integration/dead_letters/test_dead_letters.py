@@ -14,7 +14,10 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
+from escapement.broker.subscription.dead_letters.dead_letter import (
+    DEAD_LETTERS_SUBSCRIPTION,
+    MAX_MESSAGE_BYTES,
+)
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.names import TopicName
@@ -55,6 +58,51 @@ async def test_dead_letter_next_to_a_message_with_a_group_is_redriven(
             assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 1}
             await settled(world)
             assert [m.payload for m in await arrived(inbox)] == [b"dead"]
+
+
+@pytest.mark.parametrize("verb", ["dlq.purge", "dlq.redrive"])
+async def test_end_of_a_dead_letter_in_flight_lets_the_next_one_be_delivered(
+    verb: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1: the consumer of the dead letters may have one at a time, and does not answer."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send_many([b"1", b"2"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+        one = {
+            "topic": DLQ,
+            "subscription": DEAD_LETTERS_SUBSCRIPTION,
+            "policy": {"max_in_flight": 1},
+        }
+        await broker.admin("subscriptions.update", **one)
+        async with broker.consumer(DLQ, DEAD_LETTERS_SUBSCRIPTION) as inbox:
+            (first,) = await arrived(inbox)
+            await broker.admin(verb, **NAMES, offsets=[first.offset])
+            assert [m.payload for m in await arrived(inbox)] == [b"2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_message_that_is_too_large_for_a_dead_letter_is_retried_after_an_hour(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1, invariant 4: nothing else happens in its topic meanwhile."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        policy = {"max_deliveries": 1}
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+        await (await broker.producer("x")).send(bytes(MAX_MESSAGE_BYTES))
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+            assert await dead_letters(broker) == []
+            await world.clock.advance(minutes=59)
+            assert await arrived(inbox) == []
+            found: list[escapement.Message] = []
+            for _ in range(60):
+                await world.clock.advance(seconds=1)
+                found += await arrived(inbox)
+            assert [m.attempt for m in found] == [2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

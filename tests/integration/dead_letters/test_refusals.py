@@ -13,8 +13,10 @@ import trio.testing
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.inbox.refusals import Refusals, ends_the_broker
+from escapement.broker.limits import BrokerLimits
 from escapement.broker.topic.topic import Topic
 from escapement.client.broker import Broker
+from escapement.client.consuming.batch import Message
 from escapement.errors import (
     BacklogFull,
     EscapementError,
@@ -24,6 +26,7 @@ from escapement.errors import (
     LogDamaged,
 )
 from escapement.names import NamespaceName, TopicName
+from escapement.storage.catalog.catalog import Kind
 from escapement.storage.engine.base import TransactionAborted
 from escapement.testing import World, arrived
 from support.storage.inbox_entries import inbox_entry, post
@@ -202,6 +205,31 @@ async def test_messages_that_die_again_during_a_back_off_are_dead_lettered(
         assert len(await broker.admin("dlq.list", **NAMES, count=9)) == 1
         (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
         assert row["dead_waiting"] == 0
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_deliveries_go_on_when_dead_messages_leave_room(
+    kind: Kind, mock_clock: trio.testing.MockClock
+) -> None:
+    """Invariant 4: dead messages that wait count towards the bound of unacknowledged messages."""
+    limits = BrokerLimits(unacked_messages=2)
+    config = replace(CALM, auto_create_topics=False, limits=limits)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/x")
+        policy = {"max_deliveries": 1}
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+        producer = await broker.producer("t/n/x")
+        await producer.send_many([b"bad", b"bad", b"good"])
+        async with broker.consumer("t/n/x", "s", kind=kind) as inbox:
+            await inbox.nack(await arrived(inbox))
+            await world.clock.advance(seconds=5)
+            assert await arrived(inbox) == []
+            await broker.admin("topics.create", topic="t/n/x-s-DLQ")
+            found: list[Message] = []
+            for _ in range(20):
+                await world.clock.advance(seconds=1)
+                found += await arrived(inbox)
+            assert [message.payload for message in found] == [b"good"]
 
 
 async def test_dead_letters_subscription_must_be_shared(mock_clock: trio.testing.MockClock) -> None:

@@ -17,6 +17,7 @@ subscription of that topic would keep it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -73,6 +74,7 @@ class DeadLetterWriter:
 
     Args:
       subscriptions: the subscriptions of all active topics, by id.
+      on_change: called with a subscription that holds fewer dead messages.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class DeadLetterWriter:
         subscriptions: dict[int, Subscription],
         clock: Clock,
         run: Run,
+        on_change: Callable[[Topic, Subscription], None],
     ) -> None:
         self._index = index
         self._log = log
@@ -94,6 +97,7 @@ class DeadLetterWriter:
         self._subscriptions = subscriptions
         self._clock = clock
         self._run = run
+        self._on_change = on_change
         self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
         self._work = trio.Event()
         # By the names of topic and subscription. A name in back-off may have several subscriptions:
@@ -207,6 +211,7 @@ class DeadLetterWriter:
                 subscription=record.name,
             )
             subscription.revive(dead.rows.pick(~fits), now_ms + _TOO_LARGE_RETRY_MS, now_ms)
+        self._on_change(topic, subscription)
         await durable.wait()
 
     def _gone(self, subscription: Subscription) -> bool:
@@ -256,6 +261,7 @@ class DeadLetterWriter:
         gone = await self._log.forgotten(topic.id, offsets, topic.next_offset, moves)
         if gone.any() and not self._gone(subscription):
             subscription.acknowledge(offsets[gone], None)
+            self._on_change(topic, subscription)
         return bool(gone.any())
 
     async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:

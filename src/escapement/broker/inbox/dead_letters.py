@@ -34,7 +34,7 @@ from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.dead_letters import dead_letter
 from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
-from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound, StorageUnavailable
 from escapement.message import Int64s, MessageBatch, Times
@@ -84,6 +84,7 @@ class DeadLetters:
     Args:
       originals: the topics that dead letters came from.
       check_times: checks that a namespace accepts messages with some times.
+      wake: wakes the task that sends messages of a subscription.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class DeadLetters:
         run: Run,
         originals: OriginalTopics,
         check_times: Callable[[Namespace, Times], None],
+        wake: Callable[[Topic, Subscription], None],
     ) -> None:
         self._originals = originals
         self._registry = registry
@@ -103,6 +105,7 @@ class DeadLetters:
         self._pipeline = pipeline
         self._run = run
         self._check_times = check_times
+        self._wake = wake
         self._ending = trio.Semaphore(_ENDING)
 
     async def topic_of(self, whose: Whose) -> Topic | None:
@@ -244,7 +247,7 @@ class DeadLetters:
                 if dlq.is_there:
                     self._check_up()
                     write = _redriving(spread_ms, passed_ms)(dlq, page)
-                    ended += await self._end_page(dlq.subscription, page, write)
+                    ended += await self._end_page(dlq, page, write)
                     offsets = offsets[looked:]
         return ended
 
@@ -289,7 +292,7 @@ class DeadLetters:
             async for page in found:
                 page = page.pick(np.arange(min(most - ended, len(page.offsets))))
                 self._check_up()
-                ended += await self._end_page(dlq.subscription, page, dead_letters(dlq, page))
+                ended += await self._end_page(dlq, page, dead_letters(dlq, page))
                 if ended >= most:
                     break
         return ended
@@ -300,11 +303,10 @@ class DeadLetters:
                 "dead letters cannot be moved while the database accepts no writes; try again later"
             )
 
-    async def _end_page(
-        self, subscription: SharedSubscription, page: Page, dead_letters: _Entries
-    ) -> int:
-        durable = trio.Event()
+    async def _end_page(self, dlq: DeadLetterTopic, page: Page, dead_letters: _Entries) -> int:
+        durable, subscription = trio.Event(), dlq.subscription
         ended = subscription.acknowledge(page.offsets, lambda count: durable.set(), dead_letters)
+        self._wake(dlq.topic, subscription)  # some of them may have been in flight
         await durable.wait()
         return ended
 

@@ -10,7 +10,9 @@ request is admitted in three cases:
 
 - It fits into the bound, and no connection waits.
 - Its connection stays below its share of the bound, so that large requests do not hold up smaller
-  ones. Shares shrink with the number of connections that hold something.
+  ones. Shares shrink with the number of connections that hold something. While connections wait,
+  the others share only what the first request in the queue leaves. So smaller requests that never
+  cease do not keep it waiting for ever.
 - Its connection waits the longest, and the request fits into the bound, or no other memory is
   reserved.
 
@@ -40,7 +42,8 @@ class RequestMemory:
         self.reserved_bytes = 0
         self._most_bytes = most_bytes
         self._holders = 0
-        self._waiting: dict[Reservations, None] = {}  # the one that waits the longest first
+        # The connections that wait, the one that waits the longest first, and what each needs.
+        self._waiting: dict[Reservations, int] = {}
         self._changed = trio.lowlevel.ParkingLot()
 
     @property
@@ -61,15 +64,19 @@ class RequestMemory:
         """Return whether a connection may reserve ``more_bytes`` now."""
         before_bytes = _counted(one.reserved_bytes)
         after_bytes = _counted(one.reserved_bytes + more_bytes)
-        if after_bytes <= self._most_bytes // (self._holders + (before_bytes == 0)):
+        first, first_bytes = next(iter(self._waiting.items()), (one, 0))
+        shared_bytes = self._most_bytes
+        if first is not one:
+            shared_bytes -= min(first_bytes, self._most_bytes)
+        if after_bytes <= shared_bytes // (self._holders + (before_bytes == 0)):
             return True
         added_bytes = after_bytes - before_bytes
         fits = self.reserved_bytes + min(added_bytes, self._most_bytes) <= self._most_bytes
-        return fits and next(iter(self._waiting), one) is one
+        return fits and first is one
 
     async def wait(self, one: Reservations, more_bytes: int) -> None:
         """Wait until a connection may reserve ``more_bytes``."""
-        self._waiting[one] = None
+        self._waiting[one] = more_bytes
         try:
             while not self.may_reserve(one, more_bytes):
                 await self._changed.park()

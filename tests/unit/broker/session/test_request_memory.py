@@ -70,6 +70,28 @@ async def test_large_request_is_not_overtaken_for_ever(autojump_clock: MockClock
     assert others[11].may_reserve(MIB // 2)
 
 
+async def test_large_request_is_carried_out_although_smaller_ones_never_cease(
+    autojump_clock: MockClock,
+) -> None:
+    """Invariant 9: each of 28 peers sends its next request when the last one is carried out."""
+    memory = RequestMemory(32 * MIB)
+
+    async def be_busy(begin_s: float) -> None:
+        await trio.sleep(begin_s)
+        one = Reservations(memory)
+        while True:
+            await carry_out(one, MIB, 1.0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(28):
+            nursery.start_soon(be_busy, number / 28)
+        await trio.sleep(5)
+        with trio.move_on_after(60) as patience:
+            await carry_out(Reservations(memory), 20 * MIB, 1.0)
+        nursery.cancel_scope.cancel()
+    assert not patience.cancelled_caught
+
+
 async def test_all_that_fit_go_on_when_memory_is_freed() -> None:
     """Invariant 9: the event loop may wake them in another order than they wait."""
     for _ in range(20):
