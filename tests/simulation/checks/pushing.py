@@ -20,6 +20,8 @@ from simulation.checks.push_pace import wrong_pace
 from simulation.checks.push_tries import ACK, BACK_OFF, NACK, REJECT, RELEASE, Post, Pusher, Try
 from simulation.checks.seeking import Pause
 
+# The most that the broker adds to an ack wait, as a share of it.
+_JITTER: Final = 0.33
 # Times of the history are floats, and some times of the product are whole milliseconds.
 _ROUNDING_MS: Final = 2
 # A message that is on its way for this long may come to another process before its first post ends.
@@ -33,9 +35,14 @@ class PushCheck:
     """Posts are those of messages that are due, at the allowed pace, and decide their fate.
 
     The rules for all messages see the tries as deliveries.
+
+    Attributes:
+      min_backoff_ms, max_backoff_ms: the bounds of ack waits.
     """
 
     subscription: str
+    min_backoff_ms: int
+    max_backoff_ms: int
     pushers: list[Pusher] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)  # of the target
     secrets: set[str] = field(default_factory=set)
@@ -58,6 +65,8 @@ class PushCheck:
                 yield from wrong_pace(deliveries.tries, deliveries.concurrency)
                 for one in deliveries.tries:
                     yield from _of_try(history, one, deliveries.timeout_ms)
+                    if one.posts and one.taken_s > self._deadline_s(one, deliveries.timeout_ms):
+                        yield f"push: {one.arrival} was posted after its ack deadline"
                     for post in one.posts:
                         yield from self._of_post(history, one, post)
                         known = one.arrival.number, one.arrival.offset
@@ -67,6 +76,12 @@ class PushCheck:
             yield "push: a message was posted with two ids"
         yield from self._at_once()
         yield from self._wrong_reasons(history)
+
+    def _deadline_s(self, one: Try, timeout_ms: int) -> float:
+        """Return the latest time at which the broker may take a message back."""
+        wait_ms = (timeout_ms + ACK_MARGIN_MS) * 2 ** (one.attempt - 1)
+        with_jitter_ms = max(wait_ms, self.min_backoff_ms) * (1 + _JITTER)
+        return one.arrival.arrived_s + min(with_jitter_ms, self.max_backoff_ms) / 1000
 
     def _at_once(self) -> Iterator[str]:
         """Yield posts that begin while another one of the same message is in progress."""
@@ -159,8 +174,6 @@ def _of_try(history: History, one: Try, timeout_ms: int) -> Iterator[str]:
         yield f"push: {one.arrival} was posted and released"
     if one.ended_s is None or one.end == RELEASE:
         return
-    if one.taken_s - one.arrival.arrived_s > (timeout_ms + ACK_MARGIN_MS) / 1000:
-        yield f"push: {one.arrival} was posted although it had waited for longer than its ack wait"
     post = one.posts[0] if one.posts else None
     heard_s = None if post is None else post.heard_s
     in_time_s = one.taken_s + (timeout_ms - _ROUNDING_MS) / 1000

@@ -51,7 +51,7 @@ class Pushing(Feature):
         self._history.max_deliveries[_SUBSCRIPTION] = _MAX_DELIVERIES
         shortest_s = (MIN_TIMEOUT_MS + ACK_MARGIN_MS) / 1000
         self._history.expiries_s[_SUBSCRIPTION] = shortest_s - self._history.sending_s
-        self.check = PushCheck(_SUBSCRIPTION)
+        self.check = PushCheck(_SUBSCRIPTION, **BACKOFF)
         self._endpoint = Endpoint(self._history, world.network, world.chance("endpoint"))
         self._healed = trio.Event()
 

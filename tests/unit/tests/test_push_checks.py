@@ -38,7 +38,7 @@ class Pushed:
 
     def __init__(self, concurrency: int = 1) -> None:
         self.story = Story()
-        self.check = PushCheck("s")
+        self.check = PushCheck("s", min_backoff_ms=60_000, max_backoff_ms=600_000)
         self.pusher = Pusher()
         self.deliveries = Deliveries(10_000, concurrency)
         self.pusher.deliveries.append(self.deliveries)
@@ -118,6 +118,20 @@ def _found_with(pushed: Pushed, one: Try, **changes: Any) -> list[str]:
     found = pushed.found()
     tries[at] = one
     return found
+
+
+def test_post_after_the_ack_deadline_is_found() -> None:
+    """B16: the broker has taken the message back, and another process may post it."""
+    for attempt, most_s in {1: 79.8, 3: 106.4, 4: 212.8, 9: 600.0}.items():
+        pushed = Pushed()
+        one = pushed.once(pushed.story.send(0), 500, LATER)
+        one.attempt = attempt
+        one.posts[0].headers["escapement-attempt"] = str(attempt)
+        one.arrival.arrived_s = one.taken_s - most_s + 1
+        assert pushed.found() == []
+        one.arrival.arrived_s -= 2
+        (line,) = pushed.found()
+        assert line.endswith("was posted after its ack deadline")
 
 
 def test_post_with_wrong_headers_is_found() -> None:
