@@ -23,9 +23,15 @@ KILLS = 3
 HOUR = timedelta(hours=1)
 
 
-async def change(process: BrokerProcess, cancelled: np.ndarray, rng: random.Random) -> None:
+async def change(
+    process: BrokerProcess,
+    cancelled: np.ndarray,
+    rng: random.Random,
+    task_status: trio.TaskStatus[None],
+) -> None:
     """Cancel and reschedule some messages at a time until cancelled. Record answered cancels."""
     async with escapement.connect(process.url, settings=PATIENT) as client:
+        task_status.started()
         while True:
             low = rng.randrange(COUNT)
             some = np.arange(low, min(low + 50, COUNT))
@@ -60,7 +66,7 @@ async def test_answered_cancels_and_reschedules_survive_kills(
             await producer.send_many([b"%d" % n for n in range(COUNT)], delay=HOUR)
         async with trio.open_nursery() as nursery:
             for seed in range(3):
-                nursery.start_soon(change, process, cancelled, random.Random(seed))
+                await nursery.start(change, process, cancelled, random.Random(seed))
             await kill_again_and_again(process, random.Random(7))
             # Requests in progress have no answer. The broker may have carried them out.
             nursery.cancel_scope.cancel()

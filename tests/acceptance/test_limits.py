@@ -36,9 +36,10 @@ async def prepare(url: str) -> None:
             await broker.admin("topics.update", topic=topic, policy=POLICIES[name])
 
 
-async def publish(url: str, topic: str) -> None:
+async def publish(url: str, topic: str, task_status: trio.TaskStatus[None]) -> None:
     """Publish all messages, across all kills of the broker."""
     async with escapement.connect(url, settings=PATIENT) as broker:
+        task_status.started()
         producer = await broker.producer(topic, name="p", send_timeout="60s")
         for batch in range(BATCHES):
             values = range(batch * BATCH, (batch + 1) * BATCH)
@@ -84,7 +85,7 @@ async def test_expired_and_dropped_messages_have_one_dead_letter_each_across_kil
         await prepare(process.url)
         async with trio.open_nursery() as nursery:
             for name, kind in WHERE:
-                nursery.start_soon(publish, process.url, f"t/n/{name}-{kind}")
+                await nursery.start(publish, process.url, f"t/n/{name}-{kind}")
             await kill_again_and_again(process, random.Random(3))
         async with escapement.connect(process.url, settings=PATIENT) as broker:
             with trio.fail_after(TIMEOUT_S):

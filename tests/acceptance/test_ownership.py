@@ -85,7 +85,9 @@ async def test_second_process_stands_by_and_takes_over_after_a_clean_stop(
             assert first.stop() == 0
             await producer.send(b"after")
             async with client.consumer("t", "s") as inbox:
-                assert [(await anext(inbox)).value for _ in range(2)] == [b"before", b"after"]
+                received = [await anext(inbox), await anext(inbox)]
+            # The second one may be in the timing wheel while the first is read from the index.
+            assert {message.value for message in received} == {b"before", b"after"}
         assert second.stop() == 0
 
 

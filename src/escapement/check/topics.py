@@ -7,6 +7,7 @@ index or the log changed in a way that makes the result invalid.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from escapement.pipeline.auditing.finding import Kind
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.auditing.recount import Recount, recount
 from escapement.pipeline.auditing.survey import Survey, TopicCount
+from escapement.storage import lease
 from escapement.storage.bundles import bundle_count
 from escapement.storage.catalog.catalog import read_named
 from escapement.storage.data_directory import index_directory
@@ -31,6 +33,8 @@ from escapement.storage.index.segments.manifest import MANIFEST_NAME
 _TOPICS_AT_ONCE: Final = 100
 # The maximum of attempts at a group of topics while a broker changes the index.
 _TRIES: Final = 20
+# How long to wait for a broker that has taken a bundle to discard its old index, before each try.
+_DISCARD_S: Final = 0.5
 
 
 # The problems after which a repair deletes the index of the bundle. If the log has messages beyond
@@ -92,8 +96,8 @@ class TopicsCheck:
                     yield one
 
     def _group(self, names: Sequence[TopicName], bundle_id: int) -> list[Finding]:
-        for _ in range(_TRIES):
-            found = self._attempt(names, self._index(bundle_id))
+        for left in reversed(range(_TRIES)):
+            found = self._attempt(names, self._index(bundle_id), patient=left > 0)
             if found is not None:
                 return found
         which = f"topics {names[0].full} to {names[-1].full}"
@@ -114,11 +118,18 @@ class TopicsCheck:
             return None  # ``check_segments`` reports it
 
     def _attempt(
-        self, names: Sequence[TopicName], index: IndexCount | None
+        self, names: Sequence[TopicName], index: IndexCount | None, *, patient: bool = False
     ) -> list[Finding] | None:
-        """Return the findings of a group of topics, or None if a change makes them invalid."""
+        """Return the findings of a group of topics, or None if a change makes them invalid.
+
+        Args:
+          patient: whether to wait for a broker that seems to be about to discard its index.
+        """
         survey = Survey(self.engine, self.connection, names, index)
         if survey.is_unsettled:
+            return None
+        if patient and index is not None and survey.is_stale and self._owned(index.bundle_id):
+            time.sleep(_DISCARD_S)
             return None
         counted = self._recounted(survey)
         if counted is None:
@@ -131,6 +142,15 @@ class TopicsCheck:
             text = f"{one.topic}: {one.what}" if one.topic else one.what
             findings.append(problem(one.kind, text))
         return findings
+
+    def _owned(self, bundle_id: int) -> bool:
+        """Return whether the broker of the data directory runs and has the bundle.
+
+        Between the two steps of taking a bundle from another node, its lease and its index, the
+        directory still has the index from before.
+        """
+        row = lease.look(self.engine, self.connection, bundle_id)
+        return row is not None and row.owner_id == self.identity and row.left_ms > 0
 
     def _recounted(self, survey: Survey) -> list[Recount] | None:
         """Recount the stretches of a survey. Return None if the log forgot some meanwhile."""

@@ -147,10 +147,13 @@ async def publish_singly(
 # -- consumers ----------------------------------------------------------------------------
 
 
-async def consume(url: str, record: Record, number: int, seed: int) -> None:
+async def consume(
+    url: str, record: Record, number: int, seed: int, task_status: trio.TaskStatus[None]
+) -> None:
     """Acknowledge some batches durably and others not, and nack some messages."""
     chance = np.random.default_rng(seed)
     async with escapement.connect(url, settings=PATIENT) as broker:
+        task_status.started()
         async with broker.consumer(TOPIC, SUBSCRIPTION, permits=3_000, ack_wait=(2, "m")) as inbox:
             async with trio.open_nursery() as nursery:
                 async for batch in inbox.batches():
@@ -334,8 +337,8 @@ async def work_under_kills(
     url = broker.url
     await create_subscription(url)
     async with trio.open_nursery() as consumers:
-        consumers.start_soon(consume, url, record, 0, seed)
-        consumers.start_soon(consume, url, record, 1, seed + 1)
+        await consumers.start(consume, url, record, 0, seed)
+        await consumers.start(consume, url, record, 1, seed + 1)
         consumers.start_soon(consume_and_vanish, url, record, 2, seed + 2)
         async with escapement.connect(url, settings=PATIENT) as client:
             await run_together(

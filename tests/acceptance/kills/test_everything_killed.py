@@ -40,8 +40,11 @@ class Record:
     over: bool = False
 
 
-async def produce(process: BrokerProcess, record: Record, rng: random.Random) -> None:
+async def produce(
+    process: BrokerProcess, record: Record, rng: random.Random, task_status: trio.TaskStatus[None]
+) -> None:
     async with escapement.connect(process.url, settings=PATIENT) as broker:
+        task_status.started()
         async with await broker.producer("work", name="p") as producer:
             while not record.over:
                 await batch(broker, producer, record, rng)
@@ -80,8 +83,11 @@ async def batch(
     record.groups.append(group.encode())
 
 
-async def consume(process: BrokerProcess, record: Record) -> None:
+async def consume(
+    process: BrokerProcess, record: Record, task_status: trio.TaskStatus[None]
+) -> None:
     async with escapement.connect(process.url, settings=PATIENT) as broker:
+        task_status.started()
         async with broker.consumer("work", "w") as inbox:
             async for message in inbox:
                 record.arrivals.append((message.offset, message.value, message.redelivered))
@@ -117,8 +123,8 @@ async def test_confirmed_work_of_every_feature_survives_kills(
             await broker.admin("subscriptions.create", **WORK, policy=POLICY)
             await broker.schedules.create("s", "ticks", b"tick", every="1s", missed="all")
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(consume, process, record)
-                nursery.start_soon(produce, process, record, random.Random(2))
+                await nursery.start(consume, process, record)
+                await nursery.start(produce, process, record, random.Random(2))
                 for _ in range(KILLS):
                     await trio.sleep(rng.uniform(0.5, 1.5))
                     process.kill()

@@ -19,11 +19,16 @@ HOUR = timedelta(hours=1)
 
 
 async def replace(
-    process: BrokerProcess, number: int, stop: trio.Event, chains: dict[str, set[int]]
+    process: BrokerProcess,
+    number: int,
+    stop: trio.Event,
+    chains: dict[str, set[int]],
+    task_status: trio.TaskStatus[None],
 ) -> None:
     """Send messages that replace each other. Note the ids of replaced ones, by key."""
     rng = random.Random(number)
     async with escapement.connect(process.url, settings=PATIENT) as client:
+        task_status.started()
         producer = await client.producer("t")
         while not stop.is_set():
             keys = rng.sample(KEYS, 3)
@@ -49,7 +54,7 @@ async def test_one_message_of_each_key_is_left_after_kills(
             await client.admin("subscriptions.create", topic="t", subscription="s")
         async with trio.open_nursery() as nursery:
             for number in range(3):
-                nursery.start_soon(replace, process, number, stop, chains)
+                await nursery.start(replace, process, number, stop, chains)
             for _ in range(KILLS):
                 await trio.sleep(rng.uniform(0.3, 1.2))
                 process.kill()

@@ -67,11 +67,19 @@ def write(shop: Shop, seen: Seen, seed: int, stopped: threading.Event) -> None:
         time.sleep(0.02)  # the server is being restarted
 
 
-async def consume(url: str, topic: str, shop: Shop, seen: Seen, rng: random.Random) -> None:
+async def consume(
+    url: str,
+    topic: str,
+    shop: Shop,
+    seen: Seen,
+    rng: random.Random,
+    task_status: trio.TaskStatus[None],
+) -> None:
     async with (
         escapement.connect(url, settings=PATIENT) as broker,
         broker.consumer(topic, "table", permits=10) as inbox,
     ):
+        task_status.started()
         async for message in inbox:
             id, epoch = message.row["id"], message.row["epoch"]
             assert message.row["time_next"] <= time.time() * NS_PER_S, "a row is early"
@@ -124,7 +132,7 @@ async def test_killed_broker_delivers_each_committed_row(
             async with trio.open_nursery() as nursery:
                 for number in range(CONSUMERS):
                     own = random.Random(seed + number)
-                    nursery.start_soon(consume, process.url, topic, shop, seen, own)
+                    await nursery.start(consume, process.url, topic, shop, seen, own)
                 try:
                     await disturb(process, server, kills_server, rng)
                 finally:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from escapement.check import topics
 from escapement.check.check import Check
 from escapement.doctor.finding import Finding, Severity
 from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
@@ -321,3 +323,28 @@ def test_old_index_of_a_bundle_that_another_node_has_taken_is_a_notice(store: St
         identity.unlink()
     assert found.severity is Severity.NOTICE
     assert f"from before node {owner_name} took the bundle; it is not used" in found.text
+
+
+@pytest.mark.parametrize("discards", [True, False])
+def test_check_waits_for_a_broker_that_takes_a_bundle_to_discard_its_old_index(
+    store: Store, monkeypatch: pytest.MonkeyPatch, discards: bool
+) -> None:
+    """O7: it has the lease already. An index that stays is a problem."""
+    damaging, check, _ = HARMS["the index is of another log"]
+    ((owner_id,),) = store.connection.execute("SELECT owner_id FROM leases").rows
+    identity = store.data / "broker.id"
+    waits_s: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits_s.append(seconds)
+        if discards:
+            (store.index / "MANIFEST").unlink()
+
+    monkeypatch.setattr(topics, "time", SimpleNamespace(sleep=wait))
+    with contextmanager(damaging)(store), index_replaced(store), rows_replaced(store, "leases"):
+        store.connection.execute("UPDATE leases SET expires_at_ms = 253402300798999")
+        identity.write_text(owner_id)
+        found = [one.check for one in store.problems()]
+        identity.unlink()
+    assert found == ([] if discards else [check])
+    assert len(waits_s) == (1 if discards else topics._TRIES - 1)

@@ -28,7 +28,8 @@ COMMANDS = [
     "burst --messages 500 --window-ms 100 --keys 20 --priorities --failing-percent 10"
     " --back-off-ms 10",
     f"lateness --rate 500 --seconds 1 --window-ms 100 --pending 300 {SENDING}",
-    "lateness --rate 500 --seconds 2 --window-ms 100 --failing 300 --back-off-ms 400",
+    # The back-off bounds the ack wait, and no message may stay unacknowledged for longer.
+    "lateness --rate 200 --seconds 5 --window-ms 100 --failing 300 --back-off-ms 2000",
     f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",
     f"pending --pending 1000 --messages 1000 --window-ms 60000 {SENDING}",
     "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 100 --topics 7",
