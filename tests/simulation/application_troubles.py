@@ -16,9 +16,9 @@ from simulation.world import World
 
 _LEASE_S: Final = LEASE_MS / 1000
 # Steps of relays and of message tables in which a process stops. The first one follows when a relay
-# has moved rows to the log.
+# has moved rows to the log. It comes three times, because the application seldom inserts rows.
 _STEPS: Final = (
-    "UPDATE escapement_outbox_identity SET batch",
+    *3 * ("UPDATE escapement_outbox_identity SET batch",),
     "SELECT batch FROM escapement_outbox_identity",
     "commit",
     "commit",
@@ -26,9 +26,10 @@ _STEPS: Final = (
     "UPDATE",
     "SELECT GET_LOCK",
 )
-# How often to look whether a process has come to such a step, and how many times.
+# How often to look whether a process has come to such a step, and how many times: for longer than
+# the usual time between two transactions of the application.
 _LOOK_S: Final = 20.0
-_LOOKS: Final = 500
+_LOOKS: Final = 2000
 
 
 class ApplicationTroubles(Troubles):
@@ -52,6 +53,10 @@ class ApplicationTroubles(Troubles):
         self._server.heal()
         for host in self._world.hosts:
             host.calls.slow_share = SLOW_SHARE
+
+    async def _sharing_host(self) -> Host:
+        """Wait forever: ``Troubles`` causes the faults in shared transactions."""
+        return await trio.sleep_forever()
 
     async def _flaky_application(self) -> None:
         most = self._rng.choice([0.01, 0.05, 0.2])
