@@ -92,6 +92,29 @@ async def test_large_request_is_carried_out_although_smaller_ones_never_cease(
     assert not patience.cancelled_caught
 
 
+async def test_others_go_on_when_the_connection_that_waits_the_longest_ends() -> None:
+    """Invariant 9: it leaves them nothing to share while it waits."""
+    memory = RequestMemory(4 * MIB)
+    await Reservations(memory).reserve(MIB)
+    smaller = Reservations(memory)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            first = trio.CancelScope()
+
+            async def wait_first() -> None:
+                with first:
+                    await Reservations(memory).reserve(4 * MIB)
+
+            nursery.start_soon(wait_first)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(smaller.reserve, MIB)
+            await trio.testing.wait_all_tasks_blocked()
+            assert smaller.reserved_bytes == 0
+            first.cancel()
+    assert smaller.reserved_bytes == MIB
+    assert not memory.has_waiting
+
+
 async def test_all_that_fit_go_on_when_memory_is_freed() -> None:
     """Invariant 9: the event loop may wake them in another order than they wait."""
     for _ in range(20):
