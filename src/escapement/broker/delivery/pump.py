@@ -53,7 +53,7 @@ WORKERS: Final = 4
 # Messages that a subscription does not deliver in the order of the index are in many of its blocks,
 # and each run reads its blocks again. So such a run has up to this many frames.
 _SCATTERED_FRAMES: Final = 4
-# The pause before the log is read again that could not be read.
+# The pause after a failed read of the log.
 _RETRY_S: Final = 1.0
 
 

@@ -9,9 +9,9 @@ A node
 
 1. takes a free bundle whose home it is, at once;
 2. takes any other free bundle if that stays free for two renewals, because its home may be ill;
-3. releases a bundle whose home is another node, but only one at a time: the next one when another
-   node has taken it. And only if the same nodes have lived for ``STABLE_MS``. So a node that
-   restarts often moves nothing, and a home that is ill delays one bundle of each node at a time.
+3. releases a bundle whose home is another node, but only if the same nodes have lived for
+   ``STABLE_MS``, so a node that restarts often moves nothing. It releases the next one when a node
+   has taken this one, so a home that is ill delays only one bundle of each node at a time.
 
 An operator may *pin* a bundle to a node. While that node lives, it is the home of the bundle, and
 the owner releases the bundle without waiting for ``STABLE_MS``.

@@ -148,9 +148,10 @@ async def test_peer_that_reads_too_slowly_is_cut_off_while_others_wait(
 async def slow_reader(
     bound: OutputBound, each_second: int, *, others_wait: bool = False
 ) -> AsyncIterator[list[str]]:
-    """Run an output with 2 MiB for a peer that reads each 1.5 s, so many bytes in a second.
+    """Run an output with 2 MiB. Yield a list that notes when its peer is cut off.
 
-    Yield a list that notes when the peer is cut off.
+    Args:
+      each_second: the bytes that the peer reads in a second, on average. It reads each 1.5 s.
     """
     ours, theirs = trio.socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
