@@ -82,7 +82,10 @@ def _announce_close(protocol: H11Protocol) -> None:
 
     async def send_event(event: Event) -> None:
         if isinstance(event, Response) and protocol.connection.their_state is h11.SEND_BODY:
-            event.headers.append((b"connection", b"close"))
+            # The end may have been received, and the reader looks at it in its next turn.
+            await trio.lowlevel.checkpoint()
+            if protocol.connection.their_state is h11.SEND_BODY:
+                event.headers.append((b"connection", b"close"))
         await send(event)
 
     setattr(protocol, "stream_send", send_event)  # noqa: B010

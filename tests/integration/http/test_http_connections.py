@@ -149,6 +149,17 @@ async def test_answer_before_the_end_of_a_request_announces_that_the_connection_
                 assert await stream.receive_some() == b""
 
 
+async def test_connection_stays_open_after_a_whole_request_whose_body_is_not_read() -> None:
+    """B15: a refused request costs its client no new connection, whichever task runs first."""
+    head = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 4\r\n\r\n".encode()
+    with trio.fail_after(PATIENCE_S):
+        async with serving(Large()) as (port, _, _):
+            async with await trio.open_tcp_stream(HOST, port) as stream:
+                for _ in range(20):
+                    await stream.send_all(head + b"body")
+                    assert b"connection: close" not in await answer_on(stream)
+
+
 async def answer_on(stream: trio.SocketStream) -> bytes:
     """Return the head and the body of an answer with the small page."""
     got = b""
