@@ -97,7 +97,7 @@ class ClusterTroubles:
 
         Sometimes kill another broker before all is well again.
         """
-        # It may have died meanwhile. Until its successor serves, SIGTERM does not stop that cleanly.
+        # It may have died meanwhile. SIGTERM stops its successor cleanly only once that serves.
         if node.serves and node.broker.failpoints.startswith("hand_over"):
             node.broker.process.terminate()
         if not await _ends(node, _DIES_S):
