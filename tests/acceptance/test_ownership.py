@@ -171,7 +171,7 @@ async def test_a_stale_broker_writes_nothing_and_stands_by(
 async def test_broker_that_is_stopped_inside_a_checkpoint_is_replaced(
     tmp_path: Path, mysql_url: str, second: BrokerProcess
 ) -> None:
-    """B8: the transaction has the lease row locked, on a connection that nobody can kill."""
+    """B8: the transaction has the lease row locked, on a connection that cannot be killed."""
     with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as first:
         async with (
             escapement.connect(first.url, settings=PATIENT) as client,
@@ -198,7 +198,7 @@ async def _until_waiting(cursor: pymysql.cursors.Cursor) -> None:
     waiting = "SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
     with trio.fail_after(TIMEOUT_S):
         while not cursor.execute(waiting):  # noqa: ASYNC110 (the condition is in the database)
-            await trio.sleep(0.2)  # the server shows news only if nobody has asked for 0.1 s
+            await trio.sleep(0.2)  # the server shows news only after 0.1 s without a question
 
 
 def test_stopped_broker_that_goes_on_does_not_answer_a_read_from_before(

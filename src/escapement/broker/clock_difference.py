@@ -6,14 +6,10 @@ come too early or too late when a bundle moves from one to the other.
 
 from __future__ import annotations
 
-from typing import Final
-
+from escapement.doctor.database import MOST_SKEW_S
 from escapement.event_log import EventLog
 
 _log = EventLog(__name__)
-
-# A larger difference is logged. `escapement doctor` warns of the same one.
-MOST_MS: Final = 1000
 
 
 class ClockDifference:
@@ -30,7 +26,7 @@ class ClockDifference:
           database_ms: the clock of the database in between.
         """
         ahead_ms = max(sent_ms - database_ms, 0) or min(received_ms - database_ms, 0)
-        differs = abs(ahead_ms) > MOST_MS
+        differs = abs(ahead_ms) > MOST_SKEW_S * 1000
         if differs and not self._differs:
             _log.warning(
                 "node.clock_differs",

@@ -719,7 +719,7 @@ class Services:
         self.scheduler.rewind()
 
     def _subscribed(self, topic: Topic) -> None:
-        self._progress.touched.add(topic.id)  # the next checkpoint counts what it has to deliver
+        self._progress.touched.add(topic.id)  # the next checkpoint counts its messages
         self.reschedule(topic)
 
     def _filled(self, topic: Topic) -> None:

@@ -26,7 +26,7 @@ from escapement.storage.engine.mysql.fitness import (
 from escapement.storage.log.table_sets import Plan
 
 # A larger difference between the clocks shows in delivery times that the database computes.
-_MOST_SKEW_S: Final = 1.0
+MOST_SKEW_S: Final = 1.0
 # The best of some measurements of the clock counts: the one with the shortest round trip.
 _MEASUREMENTS: Final = 5
 
@@ -88,7 +88,7 @@ def judge_skew(check: str, skew_s: float, uncertainty_s: float) -> Finding:
     Args:
       uncertainty_s: half of the round trip. Within it, the skew may be 0.
     """
-    if abs(skew_s) - uncertainty_s <= _MOST_SKEW_S:
+    if abs(skew_s) - uncertainty_s <= MOST_SKEW_S:
         return ok(check, f"its clock differs by {abs(skew_s):.3f} s")
     direction = "ahead of" if skew_s > 0 else "behind"
     return warning(

@@ -247,7 +247,7 @@ def set_draining(connection: Connection, key: tuple[str, str], draining: bool) -
     The process reads it from its row. Blocking.
 
     Args:
-      key: the owner and the incarnation. A later process with the same identity begins anew.
+      key: the owner and the incarnation. A later process with the same identity starts again.
     """
     with transaction(connection):
         connection.execute(f"UPDATE brokers SET draining = ? {_MINE}", (int(draining), *key))

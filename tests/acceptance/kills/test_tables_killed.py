@@ -36,7 +36,7 @@ DIRECTIVES: Final = comment(
 
 @dataclass
 class Seen:
-    """What writers and consumers have seen."""
+    """The rows that writers have inserted, and consumers have got."""
 
     committed: set[int] = field(default_factory=set)
     doubtful: set[int] = field(default_factory=set)  # whose commit got no answer

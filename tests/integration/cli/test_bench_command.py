@@ -43,7 +43,7 @@ COMMANDS = [
     "fanout --subscriptions 5 --rate 50 --seconds 1 --connections 2 --pending 300",
     f"catchup --messages 1000 {SENDING}",
 ]
-# What rounding adds to times in milliseconds.
+# The most that rounding adds to times in milliseconds.
 ROUNDED_MS = 0.1
 TIMED = ("burst", "lateness", "restart", "fanout")
 COUNTED = (*TIMED, "workers", "catchup")

@@ -210,7 +210,7 @@ async def test_answer_ends_when_a_client_of_http_2_has_gone_in_its_middle() -> N
 async def test_answer_that_a_client_does_not_read_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B15: answers that nobody reads do not collect in memory."""
+    """B15: unread answers do not collect in memory."""
     monkeypatch.setattr(server, "UNREAD_S", 0.5)
     app = Large()
     with trio.fail_after(PATIENCE_S):

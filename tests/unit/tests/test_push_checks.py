@@ -111,7 +111,7 @@ def test_post_that_ends_in_another_way_than_its_answer_says_is_found() -> None:
 
 
 def _found_with(pushed: Pushed, one: Try, **changes: Any) -> list[str]:
-    """Return what is found if a try were another one."""
+    """Return the violations of a history in which one try is replaced."""
     tries = pushed.deliveries.tries
     at = tries.index(one)
     tries[at] = replace(one, **changes)

@@ -138,7 +138,7 @@ class Outbound:
 
     @property
     def queued_bytes(self) -> int:
-        """The size of the queue, with what is being written."""
+        """The size of the queue, with the frames that are being written."""
         return self._size_bytes
 
     @property

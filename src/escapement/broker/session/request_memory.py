@@ -11,8 +11,8 @@ request is admitted in three cases:
 - It fits into the bound, and no connection waits.
 - Its connection stays below its share of the bound, so that large requests do not hold up smaller
   ones. Shares shrink with the number of connections that hold something. While connections wait,
-  the others share only what the first request in the queue leaves. So smaller requests that never
-  cease do not keep it waiting for ever.
+  the others share only what the first request in the queue leaves. So a
+  steady stream of smaller requests does not keep it waiting for ever.
 - Its connection waits the longest, and the request fits into the bound, or no other memory is
   reserved.
 

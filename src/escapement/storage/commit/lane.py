@@ -334,7 +334,7 @@ class Lane:
         self._on_took(trio.current_time() - self._last_start_s)
         try:
             self._on_commit(group)
-        finally:  # even if the lane ends now: nobody else would tell the submitters
+        finally:  # even if the lane ends now, because no other code tells the submitters
             for statement in group.statements:
                 statement.settle()
         self._on_change()

@@ -194,7 +194,7 @@ def test_nodes_that_are_all_draining_behave_as_if_none_were() -> None:
 
 
 def test_a_pinned_bundle_moves_at_once_to_its_node_while_that_wants_it() -> None:
-    """B8: without the time for which nodes must be stable, and whoever its home was."""
+    """B8: without the time for which nodes must be stable, and whatever node its home was."""
     nodes = {"a": False, "b": False}
     balancer, own, others = owner_of_what_is_anothers(nodes)
     none, every = frozenset[int](), frozenset(range(BUNDLES))

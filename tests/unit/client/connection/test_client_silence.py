@@ -28,8 +28,8 @@ from support.client_peer import Peer, on_both
 LEASE_S: Final = BrokerLimits().lease_ms / 1000
 # The promise about the topics of a dead node.
 FAILOVER_S: Final = 1.5 * LEASE_S + 2
-# What reconnecting may add to the heartbeat: an attempt at the silent broker, a back-off, and the
-# start of producers.
+# The most that reconnecting adds to the heartbeat: an attempt at the silent broker, a back-off, and
+# the start of producers.
 RECONNECT_S: Final = 3.0
 
 
@@ -113,7 +113,7 @@ def test_broker_is_not_silent_while_the_application_blocks_the_event_loop(backen
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_broker_that_receives_much_over_a_slow_network_is_not_silent(backend: str) -> None:
-    """It cannot answer a ping before it has read what was sent earlier."""
+    """It cannot answer a ping before it has read the earlier frames."""
     settings = Settings(heartbeat_s=0.1, heartbeat_timeout_s=1.0)
 
     async def send(url: str) -> None:
