@@ -49,6 +49,7 @@ def two(
 
 
 OWNS: Final = "the broker owns the log"
+SEES_ANOTHER: Final = "Add bundles for new topics"
 
 
 async def until_it_owns(broker: BrokerProcess) -> None:
@@ -125,6 +126,8 @@ async def test_broker_cut_off_from_its_database_is_replaced_and_sends_its_client
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(watch)
                     await until(lambda: bool(got))
+                    # The first broker sees the second one, and so can name it to the client.
+                    await until(lambda: bool(first.lines(SEES_ANOTHER)))
                     way.cut()
                     cut_s = time.monotonic()
                     await until(lambda: bool(second.lines(OWNS)))
